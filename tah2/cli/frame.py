@@ -23,7 +23,9 @@ class Command(NamedTuple):
     help: str
 
 
-COMMANDS: dict[str, Command] = {}
+COMMANDS = {
+    "flops": Command("tah2.cli.flops", "count parameters and FLOPs of a loop, without its weights"),
+}
 
 
 def main(argv: list[str] | None = None) -> int:
