@@ -35,10 +35,9 @@ class Rule:
     earlier: Callable[[Any, Any, Any], Any]
     own: Callable[[Any, Any], Any]
 
-    @property
-    def causal_at_depth_one(self) -> bool:
-        """Depth-1 queries read exactly the depth-1 keys of s <= t (true of every rule of the paper but one)."""
-        return bool(self.earlier(1, 1, 2)) and bool(self.earlier(1, 1, 1))
+    def causal_within(self, depth: int) -> bool:
+        """Among entries of this depth alone, (t, m) reads exactly the (s, m) of s <= t."""
+        return bool(self.earlier(depth, depth, depth)) and bool(self.own(depth, depth))
 
 
 def _minimum(a: Any, b: Any) -> Any:
