@@ -86,7 +86,7 @@ def nll_sum(
     rows = torch.arange(len(targets), device=targets.device) if rows is None else rows
     compute, chunk_rows = _compute_dtype(hidden), chunk_rows or default_chunk_rows(weight)
     form_gradient = torch.is_grad_enabled()
-    return _NllSum.apply(  # type: ignore[no-any-return, no-untyped-call]
+    return _NllSum.apply(  # type: ignore[no-untyped-call]
         hidden, weight, targets, token_weight.detach(), rows, chunk_rows, compute, form_gradient
     )
 

@@ -77,7 +77,10 @@ def test_weights_of_every_output_rule_sum_to_one(profile: list[int], seed: int, 
 def test_uniform_rule_averages_the_executed_depths() -> None:
     executed, logits, logprobs = ragged([1, 3, 2], seed=0, max_depth=3)
     mixed = mixture_logprob(uniform_log_weights(logits, executed), logprobs, executed)
-    at = lambda depth, token: logprobs[depth - 1][executed[depth - 1].tolist().index(token)].exp()
+
+    def at(depth: int, token: int) -> Tensor:
+        return logprobs[depth - 1][executed[depth - 1].tolist().index(token)].exp()
+
     expected = [at(1, 0), (at(1, 1) + at(2, 1) + at(3, 1)) / 3, (at(1, 2) + at(2, 2)) / 2]
     torch.testing.assert_close(mixed.exp(), torch.stack(expected))
 

@@ -75,7 +75,7 @@ def check_every_split(rank: int, world: int, rendezvous: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("world", [2, 4])
 def test_pooled_statistics_equal_those_of_one_process(world: int, tmp_path: Path) -> None:
-    spawn(check_every_split, (world, str(tmp_path / "rendezvous")), nprocs=world)  # type: ignore[no-untyped-call]
+    spawn(check_every_split, (world, str(tmp_path / "rendezvous")), nprocs=world)
 
 
 def test_the_batches_of_this_test_exercise_both_classes_and_ties() -> None:
