@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from tah2.config.backbone import BackboneConfig
     from tah2.config.loop import LoopConfig
 
@@ -118,10 +121,9 @@ def _shape(name: str) -> tuple[BackboneConfig, dict[str, Any] | None]:
 
     folder = Path(name)
     if not folder.is_dir():
-        try:
-            return preset(name), None
-        except ConfigError as error:
-            raise ConfigError(f"{str(error).rstrip('.')}, and there is no such folder.") from None
+        if "/" in name and not name.lower().startswith("qwen/"):
+            raise ConfigError(f"There is no folder {name!r}; name a folder with a config.json, or a preset.")
+        return preset(name), None
     config = read_mapping(folder / "config.json")
     looped = config.get("model_type") == "looped"
     try:
@@ -211,20 +213,27 @@ def _show(report: dict[str, Any]) -> None:
     from rich.table import Table
 
     if "rows" in report:
-        table = Table("table", "row", "unit")
-        for heading in ("published", "ours", "difference"):
-            table.add_column(heading, justify="right")
-        for row in report["rows"]:
-            theirs, ours = row["published"], row["ours"]
-            numbers = (f"{theirs:.6g}", f"{ours:.6g}", f"{ours / theirs - 1:+.2%}")
-            table.add_row(row["table"], row["name"], row["unit"], *numbers)
-    else:
-        table = Table(show_header=False)
-        table.add_column()
-        table.add_column(justify="right")
-        for name, value in _flat(report):
-            table.add_row(name.replace("_", " "), value)
+        for title, rows in groupby(report["rows"], key=lambda row: row["table"]):
+            Console().print(_comparison(title, list(rows)))
+        return
+    table = Table(show_header=False)
+    table.add_column()
+    table.add_column(justify="right")
+    for name, value in _flat(report):
+        table.add_row(name.replace("_", " "), value)
     Console().print(table)
+
+
+def _comparison(title: str, rows: list[dict[str, Any]]) -> Table:
+    from rich.table import Table
+
+    table = Table("", "unit", title=title)
+    for heading in ("published", "ours", "difference"):
+        table.add_column(heading, justify="right")
+    for row in rows:
+        theirs, ours = row["published"], row["ours"]
+        table.add_row(row["name"], row["unit"], f"{theirs:.6g}", f"{ours:.6g}", f"{ours / theirs - 1:+.2%}")
+    return table
 
 
 def _flat(report: dict[str, Any], indent: str = "") -> list[tuple[str, str]]:

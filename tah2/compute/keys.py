@@ -45,10 +45,13 @@ def keys_at_depths(
 
 
 def check_depths(executed: Tensor, max_depth: int) -> None:
-    if len(executed) and not (int(executed.min()) >= 1 and int(executed.max()) <= max_depth):
+    if not len(executed):
+        return
+    least, most = (int(bound) for bound in executed.aminmax())
+    if not 1 <= least <= most <= max_depth:
         raise ValueError(
-            f"Recorded depths must lie between 1 and the ceiling {max_depth}, "
-            f"not between {int(executed.min())} and {int(executed.max())}; pass the ceiling they were recorded under."
+            f"Recorded depths must lie between 1 and the ceiling {max_depth}, not between {least} and {most}; "
+            "pass the ceiling that they were recorded under."
         )
 
 
@@ -86,7 +89,7 @@ def depth_profile(continue_fractions: Sequence[float], max_depth: int, routed: b
     fractions = [float(fraction) for fraction in continue_fractions]
     if not routed:
         if fractions:
-            raise ConfigError("This loop runs every token to the ceiling; leave the continue fractions out.")
+            raise ConfigError("Every token runs to the ceiling here; leave the continue fractions out.")
         return [1.0] * max_depth
     if len(fractions) != max_depth - 1:
         raise ConfigError(
