@@ -86,8 +86,8 @@ class DataReport:
             parts.append(f"{total.bad:,} were unusable ({listed}); the first: {' | '.join(self.bad_rows)}")
         if total.rewritten_turns:
             parts.append(
-                f"{total.rewritten_turns:,} earlier assistant turns have no loss, "
-                "as the chat template changes them once they are history"
+                f"{total.rewritten_turns:,} assistant turns have no loss, as the chat template renders them "
+                "in the whole conversation otherwise than it asks the model to write them"
             )
         if total.trimmed_rows:
             parts.append(f"{total.trimmed_rows:,} rows ended in messages that nobody answers, which were cut off")

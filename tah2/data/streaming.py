@@ -20,7 +20,7 @@ from tah2.config.strict import ConfigError
 from tah2.data.batches import Rank, Step, evaluation_batches, step_of
 from tah2.data.budget import DataSize
 from tah2.data.config import BatchConfig, DataConfig
-from tah2.data.dataset import Reader, make_renderer
+from tah2.data.dataset import Reader, make_renderer, refuse_empty
 from tah2.data.order import BUFFER, MIXTURE, LoaderState, mixed_hash
 from tah2.data.packing import PackedBatch
 from tah2.data.report import DataError, DataReport
@@ -29,6 +29,8 @@ from tah2.data.store import Sample, TokenStore
 from tah2.data.template import Renderer
 
 TRAINING_STREAM, VALIDATION_STREAM = 0, 1
+PATIENCE = 1000
+"""Rows after which a stream that gave no sample at all is given up."""
 
 
 @dataclass(frozen=True)
@@ -136,7 +138,10 @@ class StreamedData:
         return mixed_rows(self.sources, shares, self.config.seed, self.config.shuffle_buffer, kind)
 
     def _read(self, drawn: Drawn) -> Sample | None:
-        return self.reader.sample(self.config.sources[drawn.source], drawn.row)
+        sample = self.reader.sample(self.config.sources[drawn.source], drawn.row)
+        if self.report.total.read == PATIENCE:
+            refuse_empty(self.report)
+        return sample
 
     def _draw_validation(self) -> TokenStore:
         """The first usable rows of a stream of its own; they never come up in training."""

@@ -13,7 +13,8 @@ before a last answer without reasoning. Hence, by choice:
 - A turn that is not stable stays as context without a loss, and is counted. With Qwen3 that leaves the turns after
   the last user message: the whole last run of tool calls and answer. Training on the rewritten earlier turns would
   teach the model not to think.
-- An empty think block that the template adds by itself is context: the data never asked the model to write it.
+- An empty think block that the template adds by itself is context: the data never asked the model to write it. A turn
+  without reasoning is stable too when it only loses that block as history.
 - A response ends with its end-of-turn token; the line break that follows it is never generated, so it has no loss.
 - A token that straddles the start of a response is context.
 
@@ -39,7 +40,8 @@ from tah2.data.store import Sample
 
 Span = tuple[int, int]
 
-EMPTY_THINK = re.compile(r"\s*<think>\s*</think>\s*")
+EMPTY_THINK = re.compile(r"<think>\s*</think>\s*")
+EMPTY_THINK_AT_END = re.compile(EMPTY_THINK.pattern + r"\Z")
 
 
 @dataclass(frozen=True)
@@ -156,23 +158,29 @@ class Renderer:
             return [(0, len(text))], 0
         turns = [i for i, m in enumerate(messages) if m["role"] == "assistant" and i >= first]
         turns = turns[-1:] if self.train_on == "last_assistant" else turns
-        spans, rewritten = [], 0
-        for turn in turns:
-            before = self.text(messages[:turn], tools, prompt=True) if turn else ""
-            upto = text if turn == len(messages) - 1 else self.text(messages[: turn + 1], tools)
-            if upto.startswith(before) and text.startswith(upto):
-                spans.append(self._response(text, len(before), len(upto), messages[turn]))
-            else:
-                rewritten += 1
-        return [span for span in spans if span[0] < span[1]], rewritten
+        spans = [self._span(text, messages, tools, turn) for turn in turns]
+        return [span for span in spans if span is not None and span[0] < span[1]], spans.count(None)
 
-    def _response(self, text: str, start: int, end: int, message: Message) -> Span:
-        empty = EMPTY_THINK.match(text, start, end)
-        if empty and "<think>" not in message["content"] and "reasoning_content" not in message:
+    def _span(self, text: str, messages: list[Message], tools: list[Any], turn: int) -> Span | None:
+        """The characters of `text` that are the response of one turn, or None where it is not stable."""
+        message, is_last = messages[turn], turn == len(messages) - 1
+        before = self.text(messages[:turn], tools, prompt=True) if turn else ""
+        upto = text if is_last else self.text(messages[: turn + 1], tools)
+        reasons = "<think>" in message["content"] or "reasoning_content" in message
+        before = before if reasons else EMPTY_THINK_AT_END.sub("", before)
+        if not upto.startswith(before):
+            return None
+        start = len(before)
+        empty = None if reasons else EMPTY_THINK.match(upto, start)
+        if empty and text.startswith(upto):
             start = empty.end()
-        body = text[start:end].rstrip()
+        elif empty:
+            upto = before + upto[empty.end() :]
+        if not text.startswith(upto):
+            return None
+        body = upto[start:].rstrip()
         closed = any(body.endswith(token) for token in self.control_tokens)
-        return start, start + len(body) if closed else end
+        return start, start + len(body) if closed else len(upto)
 
     def _render_marked(
         self, messages: list[Message], tools: list[Any], first: int

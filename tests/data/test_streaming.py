@@ -65,6 +65,9 @@ def test_a_stream_without_a_usable_row_ends_with_an_error(config, tokenizer, tmp
     useless = DataConfig((SourceConfig(path=str(bad)),), streaming=True, validation_samples=0)
     with pytest.raises(DataError, match="no row left to train on"):
         next(stream_data(useless, tokenizer).steps(BATCH))
+    hopeless = write_lines(tmp_path / "hopeless.jsonl", [{"x": 1}] * 1200)
+    with pytest.raises(DataError, match="No row of the data"):
+        stream_data(DataConfig((SourceConfig(path=str(hopeless)),), streaming=True), tokenizer)
     empty = DataConfig((SourceConfig(path=str(write_lines(tmp_path / "e.jsonl", []))),), streaming=True)
     with pytest.raises(DataError, match="has no rows"):
         stream_data(empty, tokenizer)

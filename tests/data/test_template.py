@@ -84,6 +84,19 @@ def test_an_empty_think_block_of_the_template_is_context(tokenizer):
     assert supervised(renderer, given_by_the_data) == ["<think>\n\n</think>\n\none<|im_end|>"]
 
 
+def test_turns_without_reasoning_keep_their_loss_as_history(tokenizer):
+    renderer = Renderer(tokenizer, chat_template=conftest.QWEN)
+    assert supervised(renderer, chat("one?", "one", "two?", "two")) == ["one<|im_end|>", "two<|im_end|>"]
+
+
+def test_a_generation_prompt_that_ends_thinking_is_context(tokenizer):
+    template = conftest.QWEN.removesuffix("{% endif %}\n") + "{{ '<think>\\n\\n</think>\\n\\n' }}{% endif %}\n"
+    renderer = Renderer(tokenizer, chat_template=template)
+    assert renderer.text(chat("a"), [], prompt=True).endswith("</think>\n\n")
+    assert supervised(renderer, chat("one?", "one", "two?", "two")) == ["one<|im_end|>", "two<|im_end|>"]
+    assert supervised(renderer, chat("one?", "<think>\nhm\n</think>\n\none")) == []
+
+
 def test_tools_and_tool_results_are_context(tokenizer):
     renderer = Renderer(tokenizer, chat_template=conftest.QWEN)
     messages = [*chat("q", "<think>\nt\n</think>\n\ncall"), {"role": "tool", "content": "r"}]
