@@ -111,7 +111,7 @@ class PointerChase:
     """In-context pointer chase with a stride per symbol."""
 
     nodes: int = 12
-    lines: int = 8
+    lines: int = 5
     strides: int = 3
     fillers: int = 4
     base: bool = False
@@ -172,7 +172,7 @@ class StopChase:
     stops: int = 7
     min_lines: int = 3
     max_lines: int = 5
-    fillers: int = 4
+    fillers: int = 3
     base: bool = False
     """Always hop once."""
     cycle: int | None = None

@@ -1,3 +1,4 @@
+import json
 from dataclasses import replace
 from itertools import islice
 
@@ -6,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tah2.config.strict import ConfigError
+from tah2.config.strict import ConfigError, build, plain
 from tah2.data.batches import Rank, evaluation_batches, training_steps
 from tah2.data.config import BatchConfig
 from tah2.data.order import LoaderState, SampleOrder, held_out, shuffled, split_by_share
@@ -84,7 +85,7 @@ def test_resuming_continues_at_the_exact_sample_on_other_ranks():
     store, order, config = setup()
     steps = list(islice(training_steps(store, order, config, fingerprint="f"), 6))
     assert steps[2].state.step == 3
-    state = LoaderState(**vars(steps[2].state))
+    state = build(LoaderState, json.loads(json.dumps(plain(steps[2].state))))
     resumed = [list(islice(training_steps(store, order, config, Rank(r, 2), state, "f"), 3)) for r in range(2)]
     for number in range(3):
         together = sorted(name for ranked in resumed for name in names(ranked)[number])

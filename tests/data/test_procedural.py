@@ -80,7 +80,7 @@ def test_tags_tell_the_hops_of_every_line(task):
 
 def test_the_layout_is_as_described():
     sample, voc = PointerChase().generate(1, seed=0).sample(0), PointerChase().vocabulary
-    assert len(sample) == 1 + 12 + 2 + 4 * 8 + 3
+    assert len(sample) == 1 + 12 + 2 + 4 * 5 + 3
     shown = [voc.describe(token) for token in sample.ids.tolist()]
     assert shown[0] == "BOS"
     assert shown[13] == "Q"

@@ -1,5 +1,5 @@
 import pytest
-from hypothesis import given, settings
+from hypothesis import given, reject, settings
 from hypothesis import strategies as st
 
 from tah2.config.strict import ConfigError
@@ -150,6 +150,11 @@ def test_a_tokenizer_without_template_is_refused(tokenizer):
         Renderer(tokenizer, chat_template="").check_template()
 
 
+def test_a_tokenizer_without_offsets_is_refused():
+    with pytest.raises(ConfigError, match="fast tokenizer"):
+        Renderer(object())
+
+
 TEXT = st.text(st.sampled_from("ab \n🙂ö一two<>"), min_size=1, max_size=12)
 
 
@@ -163,7 +168,7 @@ def test_offsets_and_prefix_ids_find_the_same_tokens(tokenizer, turns):
     try:
         ids, mask = renderer.encode_prefixes(text, spans)
     except ValueError:
-        return
+        reject()
     fast_ids, fast_mask = renderer.encode_spans(text, spans)
     assert fast_ids.tolist() == ids.tolist()
     assert fast_mask.tolist() == mask.tolist()
