@@ -11,6 +11,7 @@ from pathlib import Path
 
 import torch
 from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
+from transformers.utils.logging import disable_progress_bar
 
 import tah2
 from tah2.model.kinds import LOOP_KINDS
@@ -48,6 +49,7 @@ def show(kind: str, base: Path, looped: Path) -> None:
 
 
 def main() -> None:
+    disable_progress_bar()
     with tempfile.TemporaryDirectory() as folder:
         base = Path(folder) / "base"
         save_tiny_base(base)

@@ -60,7 +60,7 @@ def _nested(name: str, text: str, word: str) -> dict[str, Any]:
         ) from None
     for key in reversed(keys):
         value = {key: value}
-    return value  # type: ignore[no-any-return]
+    return value
 
 
 def _compose(path: Path, open_files: tuple[Path, ...]) -> dict[str, Any]:
