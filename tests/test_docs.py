@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import importlib.util
 import re
+import shlex
 import sys
+from functools import partial
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
 
-from tah2.cli.frame import COMMANDS
+import tah2
+from tah2.cli.frame import COMMANDS, main
 from tah2.model.kinds import LOOP_KINDS
 from tah2.visibility import dense_mask
 
@@ -43,27 +47,47 @@ def test_links_between_pages_lead_somewhere(page: Path):
             assert (page.parent / target).exists(), target
 
 
+def commands_in(page: Path) -> list[str]:
+    """The lines of the page's bash blocks that call `tah2`, without that word."""
+    blocks = re.findall(r"```bash\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
+    return [line for block in blocks for line in re.findall(r"^tah2 (.+)$", block, re.MULTILINE)]
+
+
 def test_commands_in_the_pages_exist():
-    named = {
-        name
-        for page in PAGES
-        for block in re.findall(r"```bash\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
-        for name in re.findall(r"^tah2 ([a-z-]+)", block, re.MULTILINE)
-    }
+    named = {line.split()[0] for page in PAGES for line in commands_in(page)}
     assert named
     assert named <= set(COMMANDS)
 
 
-@pytest.fixture(scope="module")
-def pictures():
-    spec = importlib.util.spec_from_file_location("tah2_pictures", ROOT / "docs" / "pictures.py")
+@pytest.mark.parametrize("line", [line for line in commands_in(ROOT / "README.md") if "path/to" not in line])
+def test_commands_of_the_readme_run(line: str, capsys: pytest.CaptureFixture[str]):
+    assert main(shlex.split(line)) == 0
+    assert capsys.readouterr().out
+
+
+def module_at(path: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(f"of_the_pages_{path.stem}", path)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
+    sys.modules[spec.name] = module  # dataclasses look their module up
     spec.loader.exec_module(module)
-    yield module
-    del sys.modules[spec.name]
+    return module
+
+
+@pytest.mark.slow
+def test_the_example_shows_every_kind(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    from tah2.model.start import StartConfig
+
+    monkeypatch.setattr(tah2, "convert", partial(tah2.convert, start=StartConfig(steps=1)))
+    module_at(ROOT / "examples" / "tiny_loops.py").main()
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == list(LOOP_KINDS)
+
+
+@pytest.fixture(scope="module")
+def pictures() -> ModuleType:
+    return module_at(ROOT / "docs" / "pictures.py")
 
 
 def test_the_concepts_show_every_picture(pictures):
