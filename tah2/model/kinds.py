@@ -41,6 +41,8 @@ class LoopKind:
     """Prompt tokens ignore the gate and run to the ceiling."""
     single_pass: bool = False
     """The ceiling is 1 whatever the configuration says."""
+    training: str = "last-depth"
+    """The training scheme that a recipe gets by default (a name in `tah2.train.schemes`)."""
 
     def ceiling(self, loop: LoopConfig, max_depth: int | None = None) -> int:
         return 1 if self.single_pass else (max_depth or loop.max_depth)
@@ -75,6 +77,7 @@ TAH2 = register(
         reentry=Updater,
         gate=Decider,
         output=Output.STOPPING_MIXTURE,
+        training="lookahead",
     )
 )
 TAH2_FIXED = register(
@@ -84,9 +87,17 @@ TAH2_FIXED = register(
         BASE_STREAM,
         reentry=Updater,
         output=Output.UNIFORM_MIXTURE,
+        training="uniform-mixture",
     )
 )
-OURO = register(LoopKind("ouro", "whole stack, state carried over, every token runs to the ceiling", PER_ITERATION))
+OURO = register(
+    LoopKind(
+        "ouro",
+        "whole stack, state carried over, every token runs to the ceiling",
+        PER_ITERATION,
+        training="every-depth",
+    )
+)
 OURO_ADAPTIVE = register(
     LoopKind(
         "ouro-adaptive",
@@ -94,6 +105,7 @@ OURO_ADAPTIVE = register(
         LAST_EXITED,
         gate=ExitGate,
         prefill_runs_all=True,
+        training="exit-gate",
     )
 )
 HUGINN = register(

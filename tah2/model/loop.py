@@ -108,8 +108,8 @@ class LoopSettings:
     max_depth: int | None = None
     run_all: Tensor | None = None
     """bool `[N]`: tokens that ignore the gate and run to the ceiling."""
-    lookahead: bool = False
-    """Also run each stopped token once more without gradient."""
+    lookahead: Tensor | None = None
+    """bool `[N]`: tokens that, where they stop, run once more without gradient (the supervised ones in training)."""
     checkpoint: bool = False
     attention: str = "auto"
     peers: Peers = field(default_factory=Alone)
@@ -306,11 +306,12 @@ class _Run:
     @torch.no_grad()
     def _look_ahead(self, previous: DepthPass | None, depth: int) -> None:
         """Run the tokens that stopped after `previous` once more at `depth`, against the kept executed entries."""
-        if not self.settings.lookahead or previous is None or self.model.gate is None:
+        probed = self.settings.lookahead
+        if probed is None or previous is None or self.model.gate is None:
             return
         stopped = torch.zeros_like(previous.index, dtype=torch.bool)
         if previous.continues is not None:
-            stopped = ~previous.continues
+            stopped = ~previous.continues & probed[previous.index]
         here = bool(stopped.any())
         if not self.settings.peers.any(here):
             return

@@ -30,9 +30,14 @@ class Reentry(Part):
     """Base of every way to re-enter; `top_k` > 0 asks for the current prediction."""
 
     top_k: int = 0
+    fits_prediction: bool = False
+    """Begins fitted to the expected next-token embedding (see `start`)."""
 
     def __init__(self, backbone: BackboneConfig, loop: LoopConfig) -> None:
         super().__init__()
+
+    def start_scale(self, scale: float) -> None:
+        """Make the output's root mean square `scale`, before the fit."""
 
     @staticmethod
     def probabilities(backbone: BackboneConfig, loop: LoopConfig) -> int:

@@ -27,7 +27,7 @@ _CHUNK_BYTES_ELSEWHERE = 1 << 26
 
 
 class HeadReading(NamedTuple):
-    """Readings of q per row; only `target_logprob` carries gradient. A row that was not read holds 0, 0, 0, -1."""
+    """Readings of q per row; only `target_logprob` carries gradient. A row that was not read holds 0, 0, 0, -1, -1."""
 
     target_logprob: Tensor
     """fp32 `[N]`: log q[target]; 0 where there is no target."""
@@ -37,6 +37,8 @@ class HeadReading(NamedTuple):
     """fp32 `[N, k]`: the k largest probabilities, descending."""
     top_token: Tensor
     """long `[N]`: the most probable token; among equals the lowest id, as greedy decoding takes it."""
+    top_tokens: Tensor
+    """long `[N, k]`: the tokens of `top_probs`."""
 
 
 def read_head(
@@ -68,7 +70,9 @@ def read_head_reference(hidden: Tensor, weight: Tensor, targets: Tensor | None, 
     supervised = targets != NO_TARGET
     chosen = logprob.gather(1, targets.where(supervised, 0)[:, None])[:, 0]
     top_probs = logprob.detach().exp().topk(top_k, -1).values
-    return HeadReading(chosen.where(supervised, 0.0), logits.float().logsumexp(-1), top_probs, logits.argmax(-1))
+    top_tokens = logits.detach().topk(top_k, -1).indices
+    best = logits.argmax(-1)
+    return HeadReading(chosen.where(supervised, 0.0), logits.float().logsumexp(-1), top_probs, best, top_tokens)
 
 
 def nll_sum(
@@ -108,11 +112,12 @@ class _ReadHead(torch.autograd.Function):
         top_k: int,
         chunk_rows: int,
         compute: torch.dtype,
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
         statistics = _statistics_dtype(compute)
         target_logprob = torch.zeros(len(hidden), dtype=statistics, device=hidden.device)
         logsumexp = torch.zeros_like(target_logprob)
         top_probs = torch.zeros(len(hidden), top_k, dtype=statistics, device=hidden.device)
+        top_tokens = torch.full((len(hidden), top_k), -1, dtype=torch.long, device=hidden.device)
         top_token = torch.full_like(targets, -1)
         with _without_autocast(hidden):
             cast_weight = weight.to(compute)
@@ -125,12 +130,13 @@ class _ReadHead(torch.autograd.Function):
                 chosen = logprob.gather(1, targets[chunk, None].where(supervised, 0)).where(supervised, 0)
                 target_logprob[chunk], logsumexp[chunk], top_token[chunk] = chosen[:, 0], total[:, 0], best[:, 0]
                 if top_k:
-                    top_probs[chunk] = (logits.topk(top_k, -1).values.to(statistics) - total).exp()
+                    largest, top_tokens[chunk] = logits.topk(top_k, -1)
+                    top_probs[chunk] = (largest.to(statistics) - total).exp()
         ctx.save_for_backward(hidden, weight, targets, rows)
         ctx.chunk_rows, ctx.compute = chunk_rows, compute
-        ctx.mark_non_differentiable(logsumexp, top_probs, top_token)
+        ctx.mark_non_differentiable(logsumexp, top_probs, top_token, top_tokens)
         ctx.set_materialize_grads(False)
-        return target_logprob, logsumexp, top_probs, top_token
+        return target_logprob, logsumexp, top_probs, top_token, top_tokens
 
     @staticmethod
     @torch.autograd.function.once_differentiable
