@@ -107,7 +107,7 @@ def test_equal_logits_give_the_lowest_id() -> None:
 def test_readings_other_than_the_target_carry_no_gradient() -> None:
     hidden, weight, targets, _ = make(5, 4, 11, seed=4)
     reading = read_head(hidden, weight, targets, top_k=2)
-    assert [value.requires_grad for value in reading] == [True, False, False, False]
+    assert [value.requires_grad for value in reading] == [True, False, False, False, False]
 
 
 def test_gradients_accumulate_over_several_uses_of_one_tied_weight() -> None:
