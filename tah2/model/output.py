@@ -1,8 +1,4 @@
-"""From per-depth predictions to one distribution: stopping weights and the mixture.
-
-omega^(m) = (1 - g^(m)) prod_{j<m} g^(j)   for m < m_t,      omega^(m_t) = prod_{j<m_t} g^(j)
-q_t = sum_m omega_t^(m) q_t^(m)
-"""
+"""From per-depth predictions to one distribution: q_t = sum_m omega_t^(m) q_t^(m)."""
 
 from __future__ import annotations
 
@@ -10,39 +6,17 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from tah2.model.kinds import Output
 from tah2.model.loop import LoopRun
 from tah2.model.reentry import Predicted
+from tah2.model.weights import LOG_WEIGHTS
 
 
 def log_weights(output: Output, run: LoopRun) -> list[Tensor]:
     """The logarithm of each executed depth's weight, one fp32 tensor `[N_m]` per pass."""
-    if output is Output.STOPPING_MIXTURE:
-        return _log_stopping_weights(run)
-    weights = []
-    for current in run.passes:
-        depths = run.executed[current.index]
-        if output is Output.UNIFORM_MIXTURE:
-            weights.append(-depths.float().log())
-        else:
-            last = depths == current.depth
-            weights.append(torch.where(last, 0.0, float("-inf")))
-    return weights
-
-
-def _log_stopping_weights(run: LoopRun) -> list[Tensor]:
-    survival = torch.zeros(run.executed.numel(), device=run.executed.device)
-    weights = []
-    for current in run.passes:
-        before, last = survival[current.index], run.executed[current.index] == current.depth
-        if current.continue_logit is None:
-            weights.append(before)
-            continue
-        weights.append(torch.where(last, before, before + F.logsigmoid(-current.continue_logit)))
-        survival = survival.index_put((current.index,), before + F.logsigmoid(current.continue_logit))
-    return weights
+    logits = [current.continue_logit for current in run.passes[:-1] if current.continue_logit is not None]
+    return LOG_WEIGHTS[output](logits, [current.index for current in run.passes])
 
 
 @dataclass

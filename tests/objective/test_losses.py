@@ -19,7 +19,8 @@ from tah2.objective.losses import (
     prediction_loss,
     uniform_depth_loss,
 )
-from tah2.objective.mixture import mixture_logprob, uniform_log_weights
+from tah2.model.weights import uniform_log_weights
+from tah2.objective.mixture import mixture_logprob
 
 label_lists = st.lists(st.booleans(), max_size=12)
 

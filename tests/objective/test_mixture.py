@@ -4,20 +4,14 @@ from __future__ import annotations
 
 import math
 
-import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from tah2.config.strict import ConfigError
-from tah2.objective.mixture import (
-    final_log_weights,
-    mixture_logprob,
-    output_rule,
-    stopping_log_weights,
-    uniform_log_weights,
-)
+from tah2.model.kinds import Output
+from tah2.model.weights import LOG_WEIGHTS, final_log_weights, stopping_log_weights, uniform_log_weights
+from tah2.objective.mixture import mixture_logprob
 
 depth_profiles = st.lists(st.integers(1, 4), min_size=1, max_size=9)
 
@@ -66,10 +60,10 @@ def test_stopping_weights_and_mixture_follow_the_formula(profile: list[int], see
 
 
 @settings(deadline=None, max_examples=30)
-@given(depth_profiles, st.integers(0, 99), st.sampled_from(["mixture", "uniform", "final"]))
-def test_weights_of_every_output_rule_sum_to_one(profile: list[int], seed: int, rule: str) -> None:
+@given(depth_profiles, st.integers(0, 99), st.sampled_from(list(Output)))
+def test_weights_of_every_output_rule_sum_to_one(profile: list[int], seed: int, rule: Output) -> None:
     executed, logits, _ = ragged(profile, seed)
-    log_weights = output_rule(rule)(logits, executed)
+    log_weights = LOG_WEIGHTS[rule](logits, executed)
     zeros = [torch.zeros(len(tokens)) for tokens in executed]
     torch.testing.assert_close(mixture_logprob(log_weights, zeros, executed), torch.zeros(len(profile)))
 
@@ -111,8 +105,3 @@ def test_bf16_logits_are_combined_in_fp32() -> None:
     exact = stopping_log_weights([x.float() for x in coarse], executed)
     torch.testing.assert_close(log_weights, exact, rtol=0, atol=0)
     assert mixture_logprob(log_weights, logprobs, executed).dtype == torch.float32
-
-
-def test_an_unknown_output_rule_is_refused_with_a_suggestion() -> None:
-    with pytest.raises(ConfigError, match="did you mean 'mixture'"):
-        output_rule("mixtur")
