@@ -39,6 +39,10 @@ class Rule:
         """Among entries of this depth alone, (t, m) reads exactly the (s, m) of s <= t."""
         return bool(self.earlier(depth, depth, depth)) and bool(self.own(depth, depth))
 
+    def reads_depth(self, j: int, m: int) -> bool:
+        """May any query at depth m read any key of depth j?"""
+        return bool(self.own(j, m)) or any(self.earlier(j, m, last) for last in range(j, max(j, m) + 1))
+
 
 def _minimum(a: Any, b: Any) -> Any:
     """min(a, b) for numbers and tensors alike, without branching on values."""

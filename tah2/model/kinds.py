@@ -45,7 +45,9 @@ class LoopKind:
     """The training scheme that a recipe gets by default (a name in `tah2.train.schemes`)."""
 
     def ceiling(self, loop: LoopConfig, max_depth: int | None = None) -> int:
-        return 1 if self.single_pass else (max_depth or loop.max_depth)
+        if max_depth is not None and max_depth < 1:
+            raise ConfigError(f"max_depth must be at least 1, not {max_depth}.")
+        return 1 if self.single_pass else loop.max_depth if max_depth is None else max_depth
 
     def looped_layers(self, loop: LoopConfig, backbone: BackboneConfig) -> range:
         return range(*middle_block(loop, backbone)) if self.loops_middle else range(backbone.num_layers)
@@ -132,4 +134,6 @@ def kind_of(loop: LoopConfig) -> LoopKind:
         kind = replace(kind, output=Output(loop.output))
     if kind.output is Output.STOPPING_MIXTURE and kind.gate is None:
         raise ConfigError(f"Loop kind {kind.name!r} has no gate, so it has no stopping mixture; choose another output.")
+    if kind.loops_middle and kind.output is not Output.LAST:
+        raise ConfigError(f"Loop kind {kind.name!r} reads its LM head once, after the coda: its output can only be 'last'.")
     return kind

@@ -18,7 +18,8 @@ from torch.utils.checkpoint import checkpoint
 
 from tah2.config.backbone import BackboneConfig
 from tah2.config.loop import LoopConfig
-from tah2.model.attention import AttentionBackend, attention_backend
+from tah2.config.strict import ConfigError
+from tah2.model.attention import AttentionBackend, AttentionPlan, attention_backend
 from tah2.model.decoder import Block, initialise_backbone
 from tah2.model.gate import Gate
 from tah2.model.kinds import LoopKind, kind_of
@@ -123,8 +124,7 @@ class DepthPass:
     index: Tensor
     state: Tensor
     reading: Any = None
-    read_index: Tensor | None = None
-    """Tokens that `reading` covers, long; None where the head was not read."""
+    """What the head reader returned for these tokens; None where the head was not read."""
     continue_logit: Tensor | None = None
     """fp32 `[N_m]`, below the ceiling of gated kinds."""
     continues: Tensor | None = None
@@ -160,6 +160,11 @@ class LoopedDecoder(nn.Module):
         self.gate = None if self.kind.gate is None else self.kind.gate(backbone, loop)
         self.rotary = Rotary(backbone)
         self.looped = self.kind.looped_layers(loop, backbone)
+        if self.kind.loops_middle and self.top_k > 0:
+            raise ConfigError(
+                f"Loop kind {self.kind.name!r} reads its LM head once, after the coda: "
+                "a reentry or gate that reads predictions does not fit it."
+            )
 
     @property
     def head_weight(self) -> Tensor:
@@ -206,6 +211,8 @@ class _Run:
     def __init__(
         self, model: LoopedDecoder, tokens: Tokens, reader: HeadReader, settings: LoopSettings, store: LoopStore
     ) -> None:
+        if not store.is_settled:
+            raise ValueError("This store still belongs to an earlier call; pass store.settled(run.executed).")
         self.model, self.tokens, self.reader, self.settings, self.store = model, tokens, reader, settings, store
         self.backend: AttentionBackend = attention_backend(settings.attention, tokens.ids.device)
         self.router = settings.router or Thresholded(model.loop.exit_threshold)
@@ -267,8 +274,10 @@ class _Run:
         """Gate and router after a depth below the ceiling; returns the rows of the next pass."""
         index, state = current.index, current.state
         if placeholder:
+            if self.model.gate is not None:
+                self._idle_gate(self.model.gate, state)
             return self._placeholder(state)
-        predicted = current.reading.predicted if current.reading is not None else None
+        predicted = _predicted(current.reading)
         staying = torch.ones_like(index, dtype=torch.bool)
         if self.model.gate is not None:
             probabilities = None if predicted is None else predicted.probabilities
@@ -287,20 +296,19 @@ class _Run:
         return _Rows(index[staying], self._re_enter(current, staying))
 
     def _placeholder(self, state: Tensor) -> _Rows:
-        x = self.model.reentry(self.anchor[:1], state[:1], self._any_prediction(), self.model.embed_tokens.weight)
+        """One row for a pass that only other ranks need."""
+        predicted = _predicted(self.passes[0].reading, slice(1))
+        x = self.model.reentry(self.anchor[:1], state[:1], predicted, self.model.embed_tokens.weight)
         return _Rows(self.everyone[:1], x, placeholder=True)
 
-    def _any_prediction(self) -> Predicted | None:
-        reading = self.passes[0].reading
-        if reading is None or reading.predicted is None:
-            return None
-        return Predicted(reading.predicted.tokens[:1], reading.predicted.probabilities[:1])
+    def _idle_gate(self, gate: Gate, state: Tensor) -> None:
+        """Call the gate as the other ranks do."""
+        predicted = _predicted(self.passes[0].reading, slice(1))
+        logit = gate(self.embedding[:1], state, None if predicted is None else predicted.probabilities)
+        self.idle = self.idle + 0.0 * logit.sum()
 
     def _re_enter(self, current: DepthPass, rows: Tensor) -> Tensor:
-        predicted = current.reading.predicted if current.reading is not None else None
-        if predicted is not None:
-            predicted = Predicted(predicted.tokens[rows], predicted.probabilities[rows])
-        anchor = self.anchor[current.index[rows]]
+        anchor, predicted = self.anchor[current.index[rows]], _predicted(current.reading, rows)
         return self.model.reentry(anchor, current.state[rows], predicted, self.model.embed_tokens.weight)
 
     @torch.no_grad()
@@ -353,14 +361,13 @@ class _Run:
         span: SpanStore,
         kept: SpanStore | None,
     ) -> Tensor:
-        plan = self.backend.plan(rule, entries, Entries.cat([*span.seen(self.executed), entries]))
+        """`layers` once over `entries`, which may read what `span` holds; their own keys go into `kept`."""
+        pieces = span.readable(rule, int(entries.depth[0]))
+        plan = self.backend.plan(rule, entries, Entries.cat([*span.seen(self.executed, pieces), entries]))
         cosine, sine = self.cosine[index], self.sine[index]
         keys, values = [], []
         for offset, layer in enumerate(layers):
-
-            def attend(query: Tensor, key: Tensor, value: Tensor, offset: int = offset) -> Tensor:
-                return plan.attend(query, *span.with_new(offset, key, value))
-
+            attend = _Attend(plan, *span.past(offset, pieces))
             block = self.model.layers[layer]
             if self.settings.checkpoint and torch.is_grad_enabled():
                 x, key, value = checkpoint(block, x, cosine, sine, attend, use_reentrant=False)
@@ -371,6 +378,27 @@ class _Run:
         if kept is not None:
             kept.add(entries, index, keys, values)
         return x
+
+
+@dataclass(frozen=True)
+class _Attend:
+    """A layer's attention in one pass; what earlier passes left is fixed here, so recomputing repeats it exactly."""
+
+    plan: AttentionPlan
+    past_keys: list[Tensor]
+    past_values: list[Tensor]
+
+    def __call__(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        if not self.past_keys:
+            return self.plan.attend(query, key, value)
+        return self.plan.attend(query, torch.cat([*self.past_keys, key]), torch.cat([*self.past_values, value]))
+
+
+def _predicted(reading: Any, rows: Tensor | slice = slice(None)) -> Predicted | None:
+    """The most probable tokens of a reading's `rows`, where the head was read for them."""
+    if reading is None or reading.predicted is None:
+        return None
+    return Predicted(reading.predicted.tokens[rows], reading.predicted.probabilities[rows])
 
 
 def _in_order(parts: list[tuple[Tensor, Tensor]]) -> Tensor:

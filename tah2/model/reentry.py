@@ -114,7 +114,7 @@ class TopKEmbedding(Reentry):
             raise ValueError("The top-k embedding needs the current prediction.")
         tokens, weights = predicted.tokens[:, : self.top_k], predicted.probabilities[:, : self.top_k].float()
         weights = (weights / weights.sum(-1, keepdim=True)).to(embedding.dtype)
-        return torch.einsum("nk,nkd->nd", weights, F.embedding(tokens, embedding))
+        return F.embedding_bag(tokens, embedding, per_sample_weights=weights, mode="sum")
 
 
 class InputAdapter(Reentry):

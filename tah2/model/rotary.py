@@ -8,60 +8,53 @@ frequencies follow the extent (length so far) of its own document, so that packi
 from __future__ import annotations
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from tah2.config.backbone import BackboneConfig
 
 _LENGTH_DEPENDENT = ("dynamic", "longrope")
 
 
-class Rotary(nn.Module):
-    """Cosines and sines `[N, head_dim]` of positions `[N]`."""
+class Rotary:
+    """Cosines and sines of positions; not a module, so that its fp32 frequencies survive casts and the meta device."""
 
     def __init__(self, backbone: BackboneConfig) -> None:
-        super().__init__()
         self.backbone = backbone
         self.depends_on_length = backbone.rope["rope_type"] in _LENGTH_DEPENDENT
-        # Not a buffer: frequencies must stay fp32 when the model is cast, and survive meta-device construction.
-        self._tables: dict[tuple[int, torch.device], tuple[Tensor, float]] = {}
+        self._frequencies: dict[torch.device, tuple[Tensor, float]] = {}
 
-    def forward(self, position: Tensor, document: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        if not self.depends_on_length:
-            frequencies, scale = self._table(0, position.device)
-            return self._waves(position, frequencies, scale, dtype)
-        extent = _extents(position, document)
-        cosine = torch.empty(position.numel(), self.backbone.head_dim, device=position.device, dtype=dtype)
-        sine = torch.empty_like(cosine)
-        for length in extent.unique().tolist():
-            rows = extent == length
-            frequencies, scale = self._table(length, position.device)
-            cosine[rows], sine[rows] = self._waves(position[rows], frequencies, scale, dtype)
-        return cosine, sine
-
-    def _table(self, length: int, device: torch.device) -> tuple[Tensor, float]:
-        key = (length, device)
-        if key not in self._tables:
-            if len(self._tables) > 64:
-                self._tables.clear()
-            self._tables[key] = rope_frequencies(self.backbone, length, device)
-        return self._tables[key]
-
-    @staticmethod
-    def _waves(position: Tensor, frequencies: Tensor, scale: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        angles = position[:, None].float() * frequencies[None, :]
+    def __call__(self, position: Tensor, document: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """position and document long `[N]` -> cosines and sines `[N, head_dim]`."""
+        frequencies, scale = self._by_length(position, document) if self.depends_on_length else self._table(position)
+        angles = position[:, None].float() * frequencies
         angles = torch.cat([angles, angles], dim=-1)
         return (angles.cos() * scale).to(dtype), (angles.sin() * scale).to(dtype)
 
+    def _table(self, position: Tensor) -> tuple[Tensor, float]:
+        device = position.device
+        if device not in self._frequencies:
+            frequencies, scale = rope_frequencies(self.backbone)
+            self._frequencies[device] = frequencies.to(device), scale
+        return self._frequencies[device]
 
-def rope_frequencies(backbone: BackboneConfig, length: int, device: torch.device) -> tuple[Tensor, float]:
+    def _by_length(self, position: Tensor, document: Tensor) -> tuple[Tensor, Tensor]:
+        """Each entry's frequencies `[N, head_dim / 2]` and scale `[N, 1]`."""
+        lengths, row = _extents(position, document).unique(return_inverse=True)
+        tables = [rope_frequencies(self.backbone, length) for length in lengths.tolist()]
+        frequencies = torch.stack([frequencies for frequencies, _ in tables]).to(position.device)
+        scales = torch.tensor([[scale] for _, scale in tables], device=position.device)
+        return frequencies[row], scales[row]
+
+
+def rope_frequencies(backbone: BackboneConfig, length: int | None = None) -> tuple[Tensor, float]:
     """Inverse frequencies `[head_dim / 2]` and the scale of cosines and sines, for documents of `length`."""
     from transformers import LlamaConfig
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
     rope_type = backbone.rope["rope_type"]
     if rope_type == "default":
-        exponents = torch.arange(0, backbone.head_dim, 2, dtype=torch.int64).float() / backbone.head_dim
-        return (1.0 / backbone.rope["rope_theta"] ** exponents).to(device), 1.0
+        exponents = torch.arange(0, backbone.head_dim, 2, dtype=torch.int64, device="cpu").float() / backbone.head_dim
+        return 1.0 / backbone.rope["rope_theta"] ** exponents, 1.0
     config = LlamaConfig(
         hidden_size=backbone.hidden_size,
         num_attention_heads=backbone.num_heads,
@@ -70,8 +63,8 @@ def rope_frequencies(backbone: BackboneConfig, length: int, device: torch.device
         max_position_embeddings=backbone.max_position_embeddings,
         rope_parameters=dict(backbone.rope),
     )
-    frequencies, scale = ROPE_INIT_FUNCTIONS[rope_type](config, torch.device("cpu"), seq_len=length or None)
-    return frequencies.float().to(device), float(scale)
+    frequencies, scale = ROPE_INIT_FUNCTIONS[rope_type](config, torch.device("cpu"), seq_len=length)
+    return frequencies.float(), float(scale)
 
 
 def rotate(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:

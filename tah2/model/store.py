@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from tah2.visibility import Entries
+from tah2.visibility import Entries, Rule
 
 
 @dataclass
@@ -29,21 +29,30 @@ class SpanStore:
         self.keys.append(keys)
         self.values.append(values)
 
-    def with_new(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """All keys and values that a pass may read in `layer`: the stored pieces, then its own."""
-        keys = [piece[layer] for piece in self.keys]
-        values = [piece[layer] for piece in self.values]
-        return torch.cat([*keys, key]), torch.cat([*values, value])
+    def readable(self, rule: Rule, depth: int) -> list[int]:
+        """Pieces of which a query at `depth` may read anything: other depths' passes need not be looked at.
 
-    def seen(self, executed: Tensor) -> list[Entries]:
-        """Stored entries with `last_depth` brought up to date from this call's executed depths `[tokens]`."""
+        A piece of an earlier call holds many depths and is always readable.
+        """
+        return [
+            piece
+            for piece, (entries, tokens) in enumerate(zip(self.entries, self.tokens, strict=True))
+            if tokens is None or rule.reads_depth(int(entries.depth[0]), depth)
+        ]
+
+    def past(self, layer: int, pieces: list[int]) -> tuple[list[Tensor], list[Tensor]]:
+        """A layer's keys and values of `pieces`, in order."""
+        return [self.keys[piece][layer] for piece in pieces], [self.values[piece][layer] for piece in pieces]
+
+    def seen(self, executed: Tensor, pieces: list[int]) -> list[Entries]:
+        """Entries of `pieces` with `last_depth` brought up to date from this call's executed depths `[tokens]`."""
         fresh = []
-        for entries, tokens in zip(self.entries, self.tokens, strict=True):
-            if tokens is None:
-                fresh.append(entries)
-            else:
+        for piece in pieces:
+            entries, tokens = self.entries[piece], self.tokens[piece]
+            if tokens is not None:
                 last = executed[tokens]
-                fresh.append(Entries(entries.document, entries.position, entries.depth, last, entries.lookahead))
+                entries = Entries(entries.document, entries.position, entries.depth, last, entries.lookahead)
+            fresh.append(entries)
         return fresh
 
     def settled(self, executed: Tensor) -> SpanStore:
@@ -52,7 +61,7 @@ class SpanStore:
             return SpanStore()
         layers = range(len(self.keys[0]))
         return SpanStore(
-            entries=[Entries.cat(self.seen(executed))],
+            entries=[Entries.cat(self.seen(executed, list(range(len(self.entries)))))],
             tokens=[None],
             keys=[[torch.cat([piece[layer] for piece in self.keys]).detach() for layer in layers]],
             values=[[torch.cat([piece[layer] for piece in self.values]).detach() for layer in layers]],
@@ -79,6 +88,11 @@ class LoopStore:
     prelude: SpanStore = field(default_factory=SpanStore)
     looped: SpanStore = field(default_factory=SpanStore)
     coda: SpanStore = field(default_factory=SpanStore)
+
+    @property
+    def is_settled(self) -> bool:
+        """No piece refers to the tokens of a call, so a next call may build on it."""
+        return all(tokens is None for span in (self.prelude, self.looped, self.coda) for tokens in span.tokens)
 
     def settled(self, executed: Tensor) -> LoopStore:
         once = torch.ones_like(executed)

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tah2.model.attention.tiles import _order
+from tah2.model.attention.order import reading_order
 from tah2.visibility import Entries, Rule, mask_mod
 
 
@@ -50,7 +50,7 @@ class FlexBackend:
     def plan(self, rule: Rule, query: Entries, key: Entries) -> FlexPlan:
         from torch.nn.attention.flex_attention import create_block_mask
 
-        query_order, key_order = _order(query), _order(key)
+        query_order, key_order = reading_order(query), reading_order(key)
         cuda = query_order.is_cuda
         make = _compiled("create_block_mask") if cuda else create_block_mask
         block_mask = make(
