@@ -104,20 +104,17 @@ class Entries:
     def __len__(self) -> int:
         return self.position.numel()
 
-    def __getitem__(self, index: Any) -> Entries:
-        return Entries(
-            self.document[index], self.position[index], self.depth[index], self.last_depth[index], self.lookahead[index]
-        )
+    def fields(self) -> tuple[Tensor, ...]:
+        return self.document, self.position, self.depth, self.last_depth, self.lookahead
 
-    def to(self, device: torch.device | str) -> Entries:
-        return Entries(*(getattr(self, name).to(device) for name in self.__dataclass_fields__))
+    def __getitem__(self, index: Any) -> Entries:
+        return Entries(*(field[index] for field in self.fields()))
 
     @staticmethod
     def cat(parts: Sequence[Entries]) -> Entries:
         if len(parts) == 1:
             return parts[0]
-        names = Entries.__dataclass_fields__
-        return Entries(*(torch.cat([getattr(part, name) for part in parts]) for name in names))
+        return Entries(*(torch.cat(column) for column in zip(*(part.fields() for part in parts), strict=True)))
 
 
 def visible(rule: Rule, query: Entries, key: Entries) -> Tensor:
@@ -136,10 +133,14 @@ def dense_mask(rule: Rule, query: Entries, key: Entries) -> Tensor:
 
 
 def mask_mod(rule: Rule, query: Entries, key: Entries) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
-    """The rule as FlexAttention's `mask_mod(batch, head, query_index, key_index)`."""
+    """The rule as FlexAttention's `mask_mod(batch, head, query_index, key_index)`.
+
+    The closure holds plain tensors, so that a compiled caller sees them as inputs and compiles once per rule.
+    """
+    queries, keys = query.fields(), key.fields()
 
     def mod(batch: Tensor, head: Tensor, q: Tensor, k: Tensor) -> Tensor:
-        return visible(rule, query[q], key[k])
+        return visible(rule, Entries(*(field[q] for field in queries)), Entries(*(field[k] for field in keys)))
 
     return mod
 

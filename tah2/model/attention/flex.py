@@ -7,6 +7,7 @@ backward and is slower than tiles; there it serves the test that holds it equal 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -17,12 +18,35 @@ from torch import Tensor
 from tah2.model.attention.order import reading_order
 from tah2.visibility import Entries, Rule, mask_mod
 
+RECOMPILATIONS = 64
+"""One compiled variant per rule, gradient mode and dtype; past dynamo's default of 8 it would fall back to eager."""
+
+
+def _attend(query: Tensor, key: Tensor, value: Tensor, block_mask: Any) -> Tensor:
+    from torch.nn.attention.flex_attention import flex_attention
+
+    return flex_attention(query, key, value, block_mask=block_mask, enable_gqa=query.shape[1] != key.shape[1])
+
+
+def _block_mask(mod: Any, queries: int, keys: int, device: str) -> Any:
+    from torch.nn.attention.flex_attention import create_block_mask
+
+    return create_block_mask(mod, None, None, queries, keys, device=device)
+
 
 @cache
-def _compiled(name: str) -> Any:
-    from torch.nn.attention import flex_attention
+def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    compiled = torch.compile(function, dynamic=True)
 
-    return torch.compile(getattr(flex_attention, name), dynamic=True)
+    def run(*arguments: Any) -> Any:
+        with torch._dynamo.config.patch(recompile_limit=RECOMPILATIONS):
+            return compiled(*arguments)
+
+    return run
+
+
+def _fast(function: Callable[..., Any], device: torch.device) -> Callable[..., Any]:
+    return _compiled(function) if device.type == "cuda" else function
 
 
 @dataclass(frozen=True)
@@ -36,29 +60,14 @@ class FlexPlan:
         q = query.index_select(0, self.query_order).transpose(0, 1)[None]
         k = key.index_select(0, self.key_order).transpose(0, 1)[None]
         v = value.index_select(0, self.key_order).transpose(0, 1)[None]
-        out = _flex(q.is_cuda)(q, k, v, block_mask=self.block_mask, enable_gqa=q.shape[1] != k.shape[1])
+        out = _fast(_attend, q.device)(q, k, v, self.block_mask)
         return out[0].transpose(0, 1).index_select(0, self.query_back)
-
-
-def _flex(compiled: bool) -> Any:
-    from torch.nn.attention.flex_attention import flex_attention
-
-    return _compiled("flex_attention") if compiled else flex_attention
 
 
 class FlexBackend:
     def plan(self, rule: Rule, query: Entries, key: Entries) -> FlexPlan:
-        from torch.nn.attention.flex_attention import create_block_mask
-
         query_order, key_order = reading_order(query), reading_order(key)
-        cuda = query_order.is_cuda
-        make = _compiled("create_block_mask") if cuda else create_block_mask
-        block_mask = make(
-            mask_mod(rule, query[query_order], key[key_order]),
-            None,
-            None,
-            len(query),
-            len(key),
-            device=str(query_order.device),
-        )
+        device = query_order.device
+        mod = mask_mod(rule, query[query_order], key[key_order])
+        block_mask = _fast(_block_mask, device)(mod, len(query), len(key), str(device))
         return FlexPlan(block_mask, query_order, query_order.argsort(), key_order)
