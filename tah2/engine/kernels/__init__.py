@@ -1,0 +1,33 @@
+"""CPU kernels for decoding: packed linear layers, paged attention and a whole block in one call.
+
+They are compiled at first use with the system's C++ compiler. Without one, on another device or with
+`TAH2_NO_KERNELS=1` the same functions run on stock PyTorch and give the same results up to rounding.
+Everything here is for inference: no gradient flows, and packed weights do not follow later changes of a model.
+"""
+
+from tah2.engine.kernels.attention import Visible, attend, paged_attention, reference_attend
+from tah2.engine.kernels.block import PackedBlock, Step
+from tah2.engine.kernels.build import available
+from tah2.engine.kernels.linear import STORAGES, PackedLinear, Storage, pack_linear, packed_swiglu, stored
+from tah2.engine.kernels.memory import huge_empty
+from tah2.engine.kernels.summary import Summary, reference_summarise, summarise
+
+__all__ = [
+    "STORAGES",
+    "PackedBlock",
+    "PackedLinear",
+    "Step",
+    "Storage",
+    "Summary",
+    "Visible",
+    "attend",
+    "available",
+    "huge_empty",
+    "pack_linear",
+    "packed_swiglu",
+    "paged_attention",
+    "reference_attend",
+    "reference_summarise",
+    "stored",
+    "summarise",
+]

@@ -1,0 +1,41 @@
+// The C interface: plain pointers and sizes, no state but scratch memory.
+#include "block.h"
+#include "summary.h"
+
+struct PoolView {  // bf16 or fp32
+    void *key, *value;
+    int64_t key_stride, value_stride, half;
+};
+
+template <class T> static Pool<T> pool_of(const PoolView& view) {
+    return {(const T*)view.key, (const T*)view.value, view.key_stride, view.value_stride};
+}
+
+extern "C" {
+
+int64_t tah2_vector_width() { return WIDTH; }
+
+void tah2_linear(const Weights* weights, const float* x, int64_t x_stride, int64_t rows, float* y, int64_t finish,
+                 int64_t threads) {
+    linear(*weights, x, x_stride, rows, y, weights->outputs, (Finish)finish, (int)threads);
+}
+
+void tah2_attend(const float* query, const PoolView* pool, const Pass* pass, int64_t query_heads, int64_t key_heads,
+                 int64_t width, float scale, float* out) {
+    const Heads heads{query_heads, key_heads, width};
+    const auto run = [&](auto typed) {
+        attend(query, typed, pass->slots, pass->starts, pass->ends, pass->entries, heads, scale, out, (int)pass->threads);
+    };
+    pool->half ? run(pool_of<uint16_t>(*pool)) : run(pool_of<float>(*pool));
+}
+
+void tah2_block_step(const Block* block, const Pass* pass, const PoolView* pool, float* hidden) {
+    if (pool->half) block_step(*block, *pass, pool_of<uint16_t>(*pool), hidden);
+    else block_step(*block, *pass, pool_of<float>(*pool), hidden);
+}
+
+void tah2_summary(const float* logits, int64_t stride, int64_t rows, int64_t width, float* maximum, int64_t* index,
+                  float* logsumexp, int64_t threads) {
+    summarise_rows(logits, stride, rows, width, {maximum, index, logsumexp}, (int)threads);
+}
+}
