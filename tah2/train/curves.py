@@ -106,6 +106,8 @@ class Line:
     """What distinguishes it within its panel; empty for the only one."""
     metric: str
     validation: bool = False
+    beside: int = 0
+    """How many lines before it in its panel it belongs to: drawn dashed in their colour where colours are free."""
 
 
 @dataclass(frozen=True)
@@ -123,9 +125,12 @@ def _depths(metric: str, first: int = 1, beyond: int = 0) -> Callable[[int], lis
 def _rates(depths: int) -> list[Line]:
     """Decisions beside labels."""
     return [
-        Line(f"{what} {m}", f"decider/{m}/{name}")
+        line
         for m in range(1, depths)
-        for what, name in (("continued", "continue_rate"), ("labelled", "label_rate"))
+        for line in (
+            Line(f"continued {m}", f"decider/{m}/continue_rate"),
+            Line(f"labelled {m}", f"decider/{m}/label_rate", beside=1),
+        )
     ]
 
 
@@ -171,8 +176,8 @@ def _draw(axis: Any, panel: Panel, runs: Sequence[RunCurves]) -> None:
     labelled = set()
     for i, run in enumerate(runs):
         for j, (line, curve) in enumerate(_drawn(run, panel)):
-            colour = f"C{i if len(runs) > 1 else j}"
-            style = styles[j % len(styles)] if len(runs) > 1 else "-"
+            colour = f"C{i if len(runs) > 1 else j - line.beside}"
+            style = styles[j % len(styles) if len(runs) > 1 else line.beside]
             marker = "o" if line.validation else None
             window = 1 if line.validation or len(curve.steps) <= SMOOTH_ABOVE else len(curve.steps) // 50 + 1
             if window > 1:
@@ -191,7 +196,7 @@ def _draw(axis: Any, panel: Panel, runs: Sequence[RunCurves]) -> None:
 
 def _legend(axis: Any, grey: bool) -> None:
     """Within a panel the legend explains the lines; colours of several runs are explained once, below."""
-    legend = axis.legend(fontsize=7, frameon=False)
+    legend = axis.legend(fontsize=7, framealpha=0.8, edgecolor="none")
     if grey:
         for handle in legend.legend_handles:
             handle.set_color("0.3")
