@@ -135,5 +135,7 @@ def kind_of(loop: LoopConfig) -> LoopKind:
     if kind.output is Output.STOPPING_MIXTURE and kind.gate is None:
         raise ConfigError(f"Loop kind {kind.name!r} has no gate, so it has no stopping mixture; choose another output.")
     if kind.loops_middle and kind.output is not Output.LAST:
-        raise ConfigError(f"Loop kind {kind.name!r} reads its LM head once, after the coda: its output can only be 'last'.")
+        raise ConfigError(
+            f"Loop kind {kind.name!r} reads its LM head once, after the coda: its output can only be 'last'."
+        )
     return kind
