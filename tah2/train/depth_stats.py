@@ -187,7 +187,7 @@ class DepthStats:
         if prediction_loss is None:
             if len(depths) > 1 or first.loss is None:
                 raise ValueError("Say what the prediction loss is, unless there is one depth with a loss.")
-            prediction_loss = first.loss.sum()
+            prediction_loss = first.loss.double().sum()
         device = _device(depths, prediction_loss)
         nothing = _scalar(0.0, device)
         sums = [{name: _scalar(value, device) for name, value in _depth_sums(depth).items()} for depth in depths]

@@ -59,7 +59,9 @@ class Batch:
     def stats(self, among: Tensor | None = None) -> DepthStats:
         among = torch.ones(TOKENS, dtype=torch.bool) if among is None else among
         supervised = among & (self.targets != NO_TARGET)
-        return DepthStats.observe(self.observations(among), DEPTHS, prediction_loss=-self.logprob[0][supervised].sum())
+        return DepthStats.observe(
+            self.observations(among), DEPTHS, prediction_loss=-self.logprob[0][supervised].double().sum()
+        )
 
 
 def mean(values: list[float]) -> float:
