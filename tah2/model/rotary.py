@@ -69,6 +69,7 @@ def rope_frequencies(backbone: BackboneConfig, length: int | None = None) -> tup
 
 def rotate(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
     """Rotate `[N, heads, head_dim]` by per-entry cosines and sines `[N, head_dim]`."""
+    cosine, sine = cosine.to(x.dtype), sine.to(x.dtype)
     half = x.shape[-1] // 2
     swapped = torch.cat([-x[..., half:], x[..., :half]], dim=-1)
     return x * cosine[:, None] + swapped * sine[:, None]
