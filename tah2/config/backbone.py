@@ -13,6 +13,7 @@ from typing import Any
 from tah2.config.strict import ConfigError, suggestion
 
 FAMILIES = ("qwen3", "qwen2", "llama")
+_REQUIRED = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
 ROPE_TYPES = ("default", "linear", "dynamic", "yarn", "longrope", "llama3")
 
 
@@ -72,6 +73,9 @@ class BackboneConfig:
                 f"use a Qwen3, Qwen2/2.5 or Llama/SmolLM checkpoint (model_type {', '.join(FAMILIES)})."
             )
         _refuse_unsupported(config)
+        lacking = [name for name in _REQUIRED if config.get(name) is None]
+        if lacking:
+            raise ConfigError(f"The backbone's config lacks {', '.join(lacking)}.")
         heads = int(config["num_attention_heads"])
         attention_bias = bool(config.get("attention_bias", False))
         return cls(
@@ -106,6 +110,8 @@ def _rope_parameters(config: Mapping[str, Any]) -> dict[str, Any]:
 def _refuse_unsupported(config: Mapping[str, Any]) -> None:
     if config.get("use_sliding_window") or "sliding_attention" in (config.get("layer_types") or ()):
         raise ConfigError("Sliding-window attention is not supported; use a checkpoint with full attention.")
+    if config.get("partial_rotary_factor") not in (None, 1, 1.0):
+        raise ConfigError("Rotary embeddings of a part of each head are not supported (partial_rotary_factor).")
     if config.get("hidden_act", "silu") != "silu":
         raise ConfigError(f"Only SwiGLU (hidden_act 'silu') backbones are supported, not {config['hidden_act']!r}.")
 

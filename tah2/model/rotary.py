@@ -56,7 +56,7 @@ def rope_frequencies(backbone: BackboneConfig, length: int | None = None) -> tup
         exponents = torch.arange(0, backbone.head_dim, 2, dtype=torch.int64, device="cpu").float() / backbone.head_dim
         return 1.0 / backbone.rope["rope_theta"] ** exponents, 1.0
     config = LlamaConfig(
-        hidden_size=backbone.hidden_size,
+        hidden_size=backbone.query_width,
         num_attention_heads=backbone.num_heads,
         num_key_value_heads=backbone.num_kv_heads,
         head_dim=backbone.head_dim,
