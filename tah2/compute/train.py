@@ -7,7 +7,7 @@ executed depth-(m+1) keys are still there. Activation checkpointing is not count
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -89,6 +89,15 @@ class TrainCounts:
     @property
     def max_depth(self) -> int:
         return len(self.tokens)
+
+    def pooled(self, add_up: Callable[[Tensor], Tensor]) -> TrainCounts:
+        """The sum over ranks; `add_up` sums a long tensor over them."""
+        looked = (self.lookahead_tokens_paper, self.lookahead_pairs_paper)
+        ran = (self.lookahead_tokens_actual, self.lookahead_pairs_actual)
+        rows = [self.tokens, self.pairs, (self.once,), *looked, *ran]
+        summed = add_up(torch.tensor([value for row in rows for value in row])).split([len(row) for row in rows])
+        tokens, pairs, once, *after = (tuple(part.tolist()) for part in summed)
+        return TrainCounts(tokens, pairs, once[0], *after)
 
     def __add__(self, other: TrainCounts) -> TrainCounts:
         if self.max_depth != other.max_depth:

@@ -13,6 +13,7 @@ from tah2.data.config import BatchConfig, DataConfig
 from tah2.data.procedural import ProceduralConfig
 from tah2.model.start import StartConfig
 from tah2.objective.labels import label_scheme, weight_scheme
+from tah2.train.callbacks.table import check_loggers
 from tah2.train.lora import LoraConfig
 
 
@@ -108,10 +109,13 @@ class CheckpointSection:
 @dataclass(frozen=True)
 class LoggingSection:
     every: int = 10
-    loggers: tuple[str, ...] = ("tensorboard",)
-    """Beside the JSON lines that are always written."""
+    loggers: tuple[str, ...] | None = None
+    """Beside the JSON lines that are always written; None: TensorBoard where it is installed."""
     project: str = "tah2"
     name: str | None = None
+
+    def __post_init__(self) -> None:
+        check_loggers(self.loggers or ())
 
 
 @dataclass(frozen=True)

@@ -78,7 +78,8 @@ def is_adapter(name: str) -> bool:
 def merge(decoder: LoopedDecoder) -> None:
     """Fold every adapter into its weight, in place."""
     for block in decoder.layers:
-        for parent in (block.self_attn, block.mlp):
+        parents: tuple[nn.Module, ...] = (block.self_attn, block.mlp)  # type: ignore[assignment]
+        for parent in parents:
             for name, child in list(parent.named_children()):
                 if isinstance(child, LoraLinear):
                     plain = nn.Linear(child.in_features, child.out_features, bias=child.bias is not None, device="meta")

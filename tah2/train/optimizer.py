@@ -32,7 +32,7 @@ def build_optimizer(decoder: LoopedDecoder, config: OptimizerSection) -> torch.o
 
 
 def schedule(config: OptimizerSection, step: int, steps: int) -> float:
-    """The factor on the peak learning rate at `step` (from 0) of `steps`: linear warm-up, then a cosine to the floor."""
+    """The factor on the peak rate at `step` (from 0) of `steps`: linear warm-up, then a cosine to the floor."""
     warmup = math.ceil(config.warmup_ratio * steps)
     if step < warmup:
         return (step + 1) / warmup

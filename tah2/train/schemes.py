@@ -67,6 +67,8 @@ class Outcome:
     decider: Tensor
     run: LoopRun
     supervision: Supervision | None = None
+    depth_losses: tuple[Tensor, ...] = ()
+    """Loss of the depths that were read as sums alone, divided like `prediction`; the last one is the deepest"""
 
 
 @dataclass(frozen=True)
@@ -147,7 +149,7 @@ class LastDepth:
     def __call__(self, decoder: LoopedDecoder, batch: PackedBatch, context: Context) -> Outcome:
         run = decoder(tokens_of(batch), TargetReader(decoder.head_weight, batch.targets, False), context.settings)
         loss = nll_sum(run.final_state, decoder.head_weight, batch.targets, _weights(batch, context))
-        return _plain(loss, run)
+        return _plain(loss, run, (loss.detach(),))
 
 
 class EveryDepth:
@@ -161,9 +163,9 @@ class EveryDepth:
 
     def __call__(self, decoder: LoopedDecoder, batch: PackedBatch, context: Context) -> Outcome:
         run = decoder(tokens_of(batch), TargetReader(decoder.head_weight, batch.targets, False), context.settings)
-        weights = _weights(batch, context) / len(run.passes)
+        weights, depths = _weights(batch, context) / len(run.passes), len(run.passes)
         losses = [nll_sum(current.state, decoder.head_weight, batch.targets, weights) for current in run.passes]
-        return _plain(torch.stack(losses).sum(), run)
+        return _plain(torch.stack(losses).sum(), run, tuple(loss.detach() * depths for loss in losses))
 
 
 class UniformMixture:
@@ -355,5 +357,6 @@ def _weights(batch: PackedBatch, context: Context) -> Tensor:
     return torch.full(batch.ids.shape, 1.0 / context.supervised_tokens, device=batch.ids.device)
 
 
-def _plain(loss: Tensor, run: LoopRun) -> Outcome:
-    return Outcome(loss + run.idle, loss.detach(), torch.zeros_like(loss.detach()), run)
+def _plain(loss: Tensor, run: LoopRun, depth_losses: tuple[Tensor, ...] = ()) -> Outcome:
+    nothing = torch.zeros_like(loss.detach())
+    return Outcome(loss + run.idle, loss.detach(), nothing, run, depth_losses=depth_losses)

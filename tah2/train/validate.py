@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -24,8 +25,8 @@ def validate(
     device: torch.device,
     pool: Callable[[Tensor], Tensor],
 ) -> dict[str, float]:
-    """`validation/loss` (nats per supervised token), `validation/depth/m/loss` over the tokens that executed
-    depth m, `validation/depth/mean` and, for data with kinds of tokens, `validation/tag/k/loss`.
+    """`loss` (nats per supervised token), `depth/m/loss` and `depth/m/share` of the supervised tokens that executed
+    depth m, `depth/mean` and, for data that tells kinds of tokens apart, `tag/k/loss`.
 
     `pool` sums a tensor over ranks. Losses along the routes of the exit threshold, as at inference.
     """
@@ -57,19 +58,21 @@ def validate(
 
 def _named(sums: Tensor, tags: Tensor, ceiling: int) -> dict[str, float]:
     loss, supervised, depths, tokens = sums[:4].tolist()
-    metrics = {"validation/loss": loss / max(1, supervised), "validation/depth/mean": depths / max(1, tokens)}
+    metrics = {"loss": loss / max(1, supervised), "depth/mean": depths / max(1, tokens)}
     for depth in range(1, ceiling + 1):
         total, count = sums[4 + 2 * (depth - 1) : 6 + 2 * (depth - 1)].tolist()
         if count:
-            metrics[f"validation/depth/{depth}/loss"] = total / count
-            metrics[f"validation/depth/{depth}/share"] = count / max(1, supervised)
+            metrics[f"depth/{depth}/loss"] = total / count
+            metrics[f"depth/{depth}/share"] = count / max(1, supervised)
     for tag in tags[1].nonzero().squeeze(-1).tolist():
-        metrics[f"validation/tag/{tag}/loss"] = float(tags[0, tag] / tags[1, tag])
+        metrics[f"tag/{tag}/loss"] = float(tags[0, tag] / tags[1, tag])
     return metrics
 
 
 def _measure(decoder: LoopedDecoder, batch: PackedBatch, settings: LoopSettings) -> tuple[LoopRun, Tensor]:
     """The run, and log q_t[y*_t] of inference's own output for every token with a target."""
+    if decoder.kind.prefill_runs_all:
+        settings = replace(settings, run_all=batch.targets == IGNORE)
     reader = TargetReader(decoder.head_weight, batch.targets, not decoder.kind.loops_middle)
     run = decoder(tokens_of(batch), reader, settings)
     if run.passes[0].reading is None:
