@@ -155,7 +155,10 @@ def test_reads_depth_names_the_depths_that_some_query_reads(name: str):
     pairs = [(j, m) for j in range(1, 5) for m in range(1, 5)]
     tokens = [Entry(0, position, j, last) for position in (0, 1) for last in range(1, 5) for j in range(1, last + 1)]
     found = {
-        (key.depth, m) for key in tokens for m in range(1, 5) if BY_HAND[name](Entry(0, 1, m, m), key) and key.depth <= 4
+        (key.depth, m)
+        for key in tokens
+        for m in range(1, 5)
+        if BY_HAND[name](Entry(0, 1, m, m), key) and key.depth <= 4
     }
     assert {pair for pair in pairs if rule.reads_depth(*pair)} == found
 

@@ -1,4 +1,4 @@
-"""The Hugging Face face of a looped model: `LoopedConfig`, `LoopedForCausalLM` and generation.
+"""The Hugging Face face of a looped model: `LoopedForCausalLM` and generation.
 
 `input_ids` `[B, T]` with an optional padding mask become flat tokens, the loop runs, and logits go back to
 `[B, T, V]`. The cache keeps the keys and values of every executed entry, whatever its depth.
@@ -11,66 +11,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from huggingface_hub.dataclasses import strict
 from torch import Tensor
 from torch.nn import functional as F
-from transformers import AutoConfig, AutoModelForCausalLM, GenerationMixin, PreTrainedConfig, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, GenerationMixin, PreTrainedModel
 from transformers.utils import ModelOutput
 
-from tah2.config import strict as strict_config
-from tah2.config.backbone import BackboneConfig
-from tah2.config.loop import LoopConfig
-from tah2.config.strict import ConfigError
 from tah2.model.folder import add_notes, check_folder, refuse_mismatch, whole_folder
-from tah2.model.loop import LoopedDecoder, LoopSettings, Thresholded, Tokens
+from tah2.model.hf_batch import Grid, LoopCache, kept_columns
+from tah2.model.hf_config import LoopedConfig as LoopedConfig
+from tah2.model.loop import LoopedDecoder, LoopSettings, Thresholded
 from tah2.model.scoring import Scores, score
-from tah2.model.store import LoopStore
-
-_MIRRORED = {
-    "vocab_size": "vocab_size",
-    "hidden_size": "hidden_size",
-    "intermediate_size": "intermediate_size",
-    "num_hidden_layers": "num_layers",
-    "num_attention_heads": "num_heads",
-    "num_key_value_heads": "num_kv_heads",
-    "head_dim": "head_dim",
-    "max_position_embeddings": "max_position_embeddings",
-    "tie_word_embeddings": "tie_word_embeddings",
-}
-"""What generic tools look for at the top level of a config, by the backbone field that holds it."""
-
-
-@strict
-class LoopedConfig(PreTrainedConfig):
-    """`backbone` is the pretrained model's own `config.json`; `loop` holds the fields of `LoopConfig`."""
-
-    model_type = "looped"
-    keys_to_ignore_at_inference = ("past_key_values",)
-
-    backbone: dict[str, Any] | None = None
-    loop: dict[str, Any] | None = None
-
-    def __post_init__(self, **kwargs: Any) -> None:
-        if self.backbone is not None:
-            shape = self.backbone_config
-            for theirs, ours in _MIRRORED.items():
-                setattr(self, theirs, getattr(shape, ours))
-                kwargs.pop(theirs, None)
-            for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
-                if getattr(self, name, None) is None and kwargs.get(name) is None:
-                    kwargs[name] = self.backbone.get(name)
-            _ = self.loop_config
-        super().__post_init__(**kwargs)
-
-    @property
-    def backbone_config(self) -> BackboneConfig:
-        if self.backbone is None:
-            raise ConfigError("A looped config needs the backbone's own config under 'backbone'.")
-        return BackboneConfig.from_hf(self.backbone)
-
-    @property
-    def loop_config(self) -> LoopConfig:
-        return strict_config.build(LoopConfig, self.loop or {}, "loop")
 
 
 @dataclass
@@ -88,35 +38,6 @@ class LoopedOutput(ModelOutput):
     """The gate's probabilities, fp32 `[B, T, M - 1]`; NaN where a token did not get that far."""
     depth_logprobs: Tensor | None = None
     """On request: log-probabilities of every executed depth, fp32 `[B, kept, M, V]`; NaN where not executed."""
-
-
-class LoopCache:
-    """Executed entries of earlier calls; one document per row of the batch."""
-
-    is_compileable = False
-
-    def __init__(self) -> None:
-        self.store = LoopStore()
-        self.columns = 0
-        """Columns of `input_ids` seen so far, padding included."""
-        self.lengths: Tensor | None = None
-        """Real tokens of each row so far, long `[B]`."""
-
-    def get_seq_length(self, layer_idx: int = 0) -> int:
-        return self.columns
-
-    def reorder_cache(self, beam_idx: Tensor) -> None:
-        """Row b continues what row `beam_idx[b]` has executed (beam search)."""
-        self.store = self.store.rows(beam_idx)
-        if self.lengths is not None:
-            self.lengths = self.lengths[beam_idx]
-
-    def batch_repeat_interleave(self, repeats: int) -> None:
-        if self.lengths is not None:
-            self.reorder_cache(torch.arange(len(self.lengths)).repeat_interleave(repeats))
-
-    def batch_select_indices(self, indices: Tensor) -> None:
-        self.reorder_cache(indices)
 
 
 class LoopedForCausalLM(PreTrainedModel, GenerationMixin):
@@ -183,24 +104,25 @@ class LoopedForCausalLM(PreTrainedModel, GenerationMixin):
         output_depth_logprobs: bool = False,
         output_hidden_states: bool | None = None,
         return_dict: bool | None = None,
-        **ignored: Any,
-    ) -> LoopedOutput:
+        **others: Any,
+    ) -> LoopedOutput | tuple[Any, ...]:
         """`prefill` marks the tokens as a prompt, which some kinds run to the ceiling whatever their gate says."""
-        grid = _Grid.of(input_ids, attention_mask, position_ids, past_key_values)
-        keep = _kept_columns(input_ids, logits_to_keep if labels is None else 0)
-        loop = self.config.loop_config
+        _refuse_unknown(others)
+        grid = Grid.of(input_ids, attention_mask, position_ids, past_key_values)
+        ceiling = self.model.ceiling(max_depth)
+        keep = kept_columns(input_ids, logits_to_keep if labels is None else 0)
         settings = LoopSettings(
-            router=Thresholded(loop.exit_threshold if exit_threshold is None else exit_threshold),
+            router=None if exit_threshold is None else Thresholded(exit_threshold),
             max_depth=max_depth,
             run_all=torch.ones_like(grid.tokens.ids, dtype=torch.bool)
             if prefill and self.model.kind.prefill_runs_all
             else None,
         )
-        store = LoopStore() if past_key_values is None else past_key_values.store
+        store = None if past_key_values is None else past_key_values.store.copy()
         scores = score(self.model, grid.tokens, keep[grid.real], settings, store, every_depth=output_depth_logprobs)
         logits = grid.scatter(scores.logits, keep)
         cache = None
-        if use_cache:
+        if use_cache or (use_cache is None and past_key_values is not None):
             cache = past_key_values or LoopCache()
             cache.store = scores.run.store.settled(scores.depths)
             cache.columns += input_ids.shape[1]
@@ -211,8 +133,8 @@ class LoopedForCausalLM(PreTrainedModel, GenerationMixin):
             past_key_values=cache,
             hidden_states=(grid.full(scores.run.final_state),) if output_hidden_states else None,
             depths=grid.full(scores.depths),
-            continue_probs=grid.full(_continue_probabilities(scores, self.model.ceiling(max_depth))),
-            depth_logprobs=grid.scatter(_depth_logprobs(scores, self.model.ceiling(max_depth)), keep, float("nan"))
+            continue_probs=grid.full(_continue_probabilities(scores, ceiling), float("nan")),
+            depth_logprobs=grid.scatter(_depth_logprobs(scores, ceiling), keep, float("nan"))
             if output_depth_logprobs
             else None,
         )
@@ -232,78 +154,24 @@ class LoopedForCausalLM(PreTrainedModel, GenerationMixin):
                 "without a cache the prompt, which runs to the ceiling, cannot be told from the response."
             )
         seen = 0 if past_key_values is None else past_key_values.columns
+        fresh = input_ids[:, seen:]
         return {
-            "input_ids": input_ids[:, seen:],
+            "input_ids": fresh,
             "attention_mask": attention_mask,
             "past_key_values": LoopCache() if use_cache and past_key_values is None else past_key_values,
             "use_cache": use_cache,
-            "prefill": seen == 0,
+            "prefill": seen == 0 or fresh.shape[1] > 1,
             "logits_to_keep": kwargs.get("logits_to_keep") or 1,
             "exit_threshold": kwargs.get("exit_threshold"),
             "max_depth": kwargs.get("max_depth"),
         }
 
 
-@dataclass(frozen=True)
-class _Grid:
-    """Between `[B, T]` and flat tokens."""
-
-    tokens: Tokens
-    real: Tensor
-    """bool `[B, T]`: this call's real (unpadded) tokens"""
-    lengths: Tensor
-    """long `[B]`: real tokens of each row up to and including this call"""
-
-    @classmethod
-    def of(
-        cls, input_ids: Tensor, attention_mask: Tensor | None, position_ids: Tensor | None, cache: LoopCache | None
-    ) -> _Grid:
-        if input_ids.ndim != 2:
-            raise ValueError(f"input_ids must have two dimensions (batch, tokens), not {input_ids.ndim}.")
-        rows, columns = input_ids.shape
-        real = torch.ones_like(input_ids, dtype=torch.bool)
-        if attention_mask is not None:
-            if attention_mask.ndim != 2:
-                raise ValueError(
-                    "Looped models take a padding mask [batch, tokens]; other attention masks are refused."
-                )
-            real = attention_mask[:, -columns:].bool()
-        before = torch.zeros(rows, dtype=torch.long, device=input_ids.device)
-        if cache is not None and cache.lengths is not None:
-            before = cache.lengths.to(input_ids.device)
-        position = before[:, None] + real.long().cumsum(1) - 1
-        document = torch.arange(rows, device=input_ids.device)[:, None].expand(rows, columns)
-        if position_ids is not None and (cache is None or cache.columns == 0):
-            position = position_ids.expand(rows, columns)
-            starts = (position == 0) & real
-            document = document * columns + (starts.long().cumsum(1) - 1).clamp_min(0)
-            if cache is not None and int(starts.sum(1).max()) > 1:
-                raise ValueError("Several documents in one row (position_ids restarting at 0) cannot use a cache.")
-            document = document if cache is None else document // columns
-        return cls(Tokens(input_ids[real], document[real], position[real]), real, before + real.sum(1))
-
-    def full(self, values: Tensor) -> Tensor:
-        """Flat `[N, ...]` back to `[B, T, ...]`, zero at padding."""
-        out = values.new_zeros(*self.real.shape, *values.shape[1:])
-        out[self.real] = values
-        return out
-
-    def scatter(self, values: Tensor, keep: Tensor, fill: float = 0.0) -> Tensor:
-        """Flat values of the kept tokens back to `[B, kept columns, ...]`."""
-        columns = keep[0].nonzero().squeeze(-1)
-        out = values.new_full((self.real.shape[0], len(columns), *values.shape[1:]), fill)
-        out[self.real[:, columns]] = values
-        return out
-
-
-def _kept_columns(input_ids: Tensor, logits_to_keep: int | Tensor) -> Tensor:
-    """bool `[B, T]`: the same columns in every row, as transformers' `logits_to_keep` means it."""
-    keep = torch.zeros_like(input_ids, dtype=torch.bool)
-    if isinstance(logits_to_keep, Tensor):
-        keep[:, logits_to_keep] = True
-    else:
-        keep[:, -logits_to_keep if logits_to_keep else 0 :] = True
-    return keep
+def _refuse_unknown(arguments: dict[str, Any]) -> None:
+    """Arguments of other models may be passed as None or False, and mean nothing then."""
+    wanted = [name for name, value in arguments.items() if value is not None and value is not False]
+    if wanted:
+        raise TypeError(f"Looped models do not take {', '.join(wanted)}.")
 
 
 def _next_token_loss(logits: Tensor, labels: Tensor) -> Tensor:

@@ -29,6 +29,10 @@ class SpanStore:
         self.keys.append(keys)
         self.values.append(values)
 
+    def copy(self) -> SpanStore:
+        """The same pieces; what is added to one is not in the other."""
+        return SpanStore(list(self.entries), list(self.tokens), list(self.keys), list(self.values))
+
     def readable(self, rule: Rule, depth: int) -> list[int]:
         """Pieces of which a query at `depth` may read anything: other depths' passes need not be looked at.
 
@@ -88,6 +92,9 @@ class LoopStore:
     prelude: SpanStore = field(default_factory=SpanStore)
     looped: SpanStore = field(default_factory=SpanStore)
     coda: SpanStore = field(default_factory=SpanStore)
+
+    def copy(self) -> LoopStore:
+        return LoopStore(self.prelude.copy(), self.looped.copy(), self.coda.copy())
 
     @property
     def is_settled(self) -> bool:

@@ -139,7 +139,9 @@ def mixture(model: LoopedDecoder, story: Told) -> Tensor:
             reach *= story.continue_probs[m]
         weights.append(reach)
     assert math.isclose(sum(weights), 1.0, rel_tol=1e-6)
-    return sum((w * q.double().exp() for w, q in zip(weights, story.logprobs, strict=True)), start=torch.tensor(0.0)).log()
+    return sum(
+        (w * q.double().exp() for w, q in zip(weights, story.logprobs, strict=True)), start=torch.tensor(0.0)
+    ).log()
 
 
 class Span:

@@ -26,9 +26,7 @@ def a_pass(lengths: list[int], depth: int, seed: int, lookahead: bool = False) -
     positions = torch.cat([torch.arange(length) for length in lengths])
     last = torch.randint(1, depth + 1, positions.shape, generator=generator)
     last[0] = depth
-    executed = [
-        Entries.of(documents[last >= j], positions[last >= j], j, last[last >= j]) for j in range(1, depth + 1)
-    ]
+    executed = [Entries.of(documents[last >= j], positions[last >= j], j, last[last >= j]) for j in range(1, depth + 1)]
     if lookahead:
         chosen = last == depth - 1 if (last == depth - 1).any() else last == depth
         query = Entries.of(documents[chosen], positions[chosen], depth, lookahead=True)
@@ -116,7 +114,9 @@ def test_flex_agrees_with_dense(rule, lookahead: bool):
     q, k, v = inputs(query, key)
     with torch.no_grad():
         reference = DenseBackend().plan(rule, query, key).attend(q, k, v)
-        torch.testing.assert_close(FlexBackend().plan(rule, query, key).attend(q, k, v), reference, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(
+            FlexBackend().plan(rule, query, key).attend(q, k, v), reference, rtol=1e-4, atol=1e-4
+        )
 
 
 def test_one_pass_of_whole_documents_needs_no_mask():

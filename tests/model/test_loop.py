@@ -157,7 +157,9 @@ def test_chunked_prefill_equals_one_call(variant: str):
         store = scores.run.store.settled(scores.depths)
         parts.append(scores.logits)
         depths.append(scores.depths)
-    order = torch.cat([((tokens.position >= a) & (tokens.position < b)).nonzero()[:, 0] for a, b in ((0, 4), (4, 5), (5, 9))])
+    order = torch.cat(
+        [((tokens.position >= a) & (tokens.position < b)).nonzero()[:, 0] for a, b in ((0, 4), (4, 5), (5, 9))]
+    )
     torch.testing.assert_close(torch.cat(parts), whole.logits[order], rtol=1e-4, atol=1e-4)
     assert torch.equal(torch.cat(depths), whole.depths[order])
 

@@ -85,7 +85,8 @@ def assert_equal_logits(model: PreTrainedModel, decoder: LoopedDecoder, *lengths
     documents = [torch.randint(SHAPE["vocab_size"], (length,)) for length in lengths]
     positions = [torch.arange(length) + offset for length in lengths]
     expected = [
-        model(ids[None], position_ids=position[None]).logits[0] for ids, position in zip(documents, positions, strict=True)
+        model(ids[None], position_ids=position[None]).logits[0]
+        for ids, position in zip(documents, positions, strict=True)
     ]
     packed = Tokens.pack(documents)
     packed = Tokens(packed.ids, packed.document, torch.cat(positions))

@@ -100,7 +100,10 @@ def rerun(model: LoopedDecoder, tokens: Tokens, result: LoopRun, depth: int) -> 
     for number, block in enumerate(model.layers):
         keys, values = span.past(number, pieces)
         x, _, _ = block(
-            x, cosine, sine, lambda q, k, v, ks=keys, vs=values: plan.attend(q, torch.cat([*ks, k]), torch.cat([*vs, v]))
+            x,
+            cosine,
+            sine,
+            lambda q, k, v, ks=keys, vs=values: plan.attend(q, torch.cat([*ks, k]), torch.cat([*vs, v])),
         )
     return (model.norm(x) @ model.head_weight.T).log_softmax(-1)[:, 3]
 
