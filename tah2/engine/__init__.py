@@ -1,0 +1,1 @@
+"""The inference engine: continuous depth batching over one paged pool of keys and values."""
