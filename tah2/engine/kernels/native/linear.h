@@ -61,10 +61,12 @@ template <class W, int R> void multiply_group(const float* x, const W* panel, in
 
 template <class W> using MultiplyGroup = void (*)(const float*, const W*, int64_t, int, float*);
 
-template <class W, size_t... I> MultiplyGroup<W> multiply_rows(int rows, std::index_sequence<I...>) {
+template <class W, size_t... I> INLINE MultiplyGroup<W> pick(int rows, std::index_sequence<I...>) {
     static constexpr MultiplyGroup<W> by_rows[] = {multiply_group<W, I + 1>...};
     return by_rows[rows - 1];
 }
+
+template <class W> INLINE MultiplyGroup<W> rows_of(int rows) { return pick<W>(rows, std::make_index_sequence<TILE>()); }
 
 // out[rows][GROUP][16] of panels first, first + 1 into rows of y.
 INLINE void finish(const Weights& w, float* out, int rows, int64_t first, int count, float* y, int64_t stride, Finish how) {
@@ -102,30 +104,29 @@ INLINE void pack_tile(const float* x, int64_t stride, int64_t rows, int64_t inne
 template <class W>
 void linear_rows(const Weights& w, const float* x, int64_t x_stride, Tiling tiling, float* y, int64_t y_stride,
                  Finish how, int threads) {
-    const float* tiles = tiling.rows == 1 ? x : scratch(TILES_OF_X, tiling.rows * w.inner);
-    const int64_t units = how == SWIGLU ? w.panels / GROUP : w.panels, per_unit = how == SWIGLU ? GROUP : 1;
+    float* packed = tiling.rows == 1 ? nullptr : scratch(TILES_OF_X, tiling.rows * w.inner);
+    const float* tiles = packed ? packed : x;
+    const int64_t groups = (w.panels + GROUP - 1) / GROUP, grain = std::max<int64_t>(1, groups / (4 * threads));
 #pragma omp parallel num_threads(threads) if (threads > 1)
     {
-        int worker = 0, workers = 1;
-#if defined(_OPENMP)
-        worker = omp_get_thread_num(), workers = omp_get_num_threads();
-#endif
-        if (tiling.rows > 1) {
+        if (packed) {
 #pragma omp for schedule(static)
             for (int64_t t = 0; t < tiling.tiles; t++) {
                 const int64_t row = tiling.start(t), rows = tiling.start(t + 1) - row;
-                pack_tile(x + row * x_stride, x_stride, rows, w.inner, const_cast<float*>(tiles) + row * w.inner);
+                pack_tile(x + row * x_stride, x_stride, rows, w.inner, packed + row * w.inner);
             }
         }
-        const int64_t end = units * (worker + 1) / workers * per_unit;
-        for (int64_t panel = units * worker / workers * per_unit; panel < end; panel += GROUP) {
-            const int count = (int)std::min<int64_t>(GROUP, end - panel);
+        // Dynamic, because cores differ: in kind on many laptops, in what else they have to do everywhere.
+#pragma omp for schedule(dynamic, grain)
+        for (int64_t g = 0; g < groups; g++) {
+            const int64_t panel = g * GROUP;
+            const int count = (int)std::min<int64_t>(GROUP, w.panels - panel);
             const W* weights = (const W*)w.packed + panel * w.inner * PANEL;
             for (int64_t t = 0; t < tiling.tiles; t++) {
                 alignas(64) float out[TILE * GROUP * PANEL];
                 const int64_t row = tiling.start(t);
                 const int rows = (int)(tiling.start(t + 1) - row);
-                multiply_rows<W>(rows, std::make_index_sequence<TILE>())(tiles + row * w.inner, weights, w.inner, count, out);
+                rows_of<W>(rows)(tiles + row * w.inner, weights, w.inner, count, out);
                 finish(w, out, rows, panel, count, y + row * y_stride, y_stride, how);
             }
         }

@@ -98,7 +98,7 @@ INLINE Vec exponential(Vec x) {
 }
 
 // Scratch memory of the calling thread that grows and is kept: allocating it per call would cost page faults.
-enum Purpose { TILES_OF_X, SCORES, PARTIALS, NORMED, PROJECTED, QUERY, INNER, PURPOSES };
+enum Purpose { TILES_OF_X, PARTIALS, NORMED, PROJECTED, QUERY, INNER, PURPOSES };
 
 INLINE float* scratch(Purpose purpose, size_t count) {
     static thread_local std::vector<float> buffers[PURPOSES];
