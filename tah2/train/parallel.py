@@ -143,6 +143,8 @@ def shard(
         if compute_dtype is None:
             return decoder.to(world.device)
         _group_of_one(world)
+    elif not hasattr(FSDPModule, "set_reduce_scatter_unused_params"):
+        raise ConfigError(f"Training on several processes needs torch 2.13, not {torch.__version__}.")
     mesh = init_device_mesh(world.device.type, (world.world_size,), mesh_dim_names=("data",))
     for tensor in [*decoder.parameters(), *decoder.buffers()] if world.world_size > 1 else []:
         tensor.data = tensor.data.to(world.device)
@@ -158,7 +160,8 @@ def shard(
     for unit in _units(decoder):
         unit.set_gradient_divide_factor(1.0)
         unit.set_force_sum_reduction_for_comms(True)
-        unit.set_reduce_scatter_unused_params(True, recurse=False)
+        if world.world_size > 1:
+            unit.set_reduce_scatter_unused_params(True, recurse=False)
     # A block returns its value heads as a view; nothing ever writes into them.
     warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
     return decoder
