@@ -49,10 +49,12 @@ def prepare(config: TrainConfig) -> Prepared:
     if source is not None:
         tokenizer_folder = Path(tempfile.mkdtemp(prefix="tah2-tokenizer-"))
         source.save_tokenizer(tokenizer_folder)
+        tokenizer_folder = tokenizer_folder if any(tokenizer_folder.iterdir()) else None
         model = looped_model(source, loop)
     else:
-        shape = {**(config.model.shape or {})}
+        shape = dict(config.model.shape or {})
         model = LoopedForCausalLM(LoopedConfig(backbone=shape, loop=plain(loop)))
+        model.model.reset()
     dtype = model.dtype
     model = model.float()
     data = _load_data(config, tokenizer_folder)
@@ -76,7 +78,7 @@ def _load_data(config: TrainConfig, tokenizer_folder: Path | None) -> DataSet | 
     if config.procedural is not None:
         return load_procedural(config.procedural)
     assert config.data is not None
-    if tokenizer_folder is None or not any(tokenizer_folder.iterdir()):
+    if tokenizer_folder is None:
         raise ConfigError("Conversations need a tokenizer: train from a 'model.path' that has one.")
     from transformers import AutoTokenizer
 

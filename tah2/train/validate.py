@@ -41,9 +41,8 @@ def validate(
         run, logprob = _measure(decoder, batch, settings)
         supervised = batch.targets != IGNORE
         loss = -logprob.where(supervised, 0.0).double()
-        sums[:4] += torch.stack(
-            [loss.sum(), supervised.sum(), run.executed.sum(), supervised.new_tensor(len(batch))]
-        ).cpu()
+        counts = (int(supervised.sum()), int(run.executed.sum()), len(batch))
+        sums[:4] += torch.tensor([float(loss.sum()), *counts], dtype=torch.float64)
         for current in run.passes:
             if current.reading is not None:
                 rows = supervised[current.index]
