@@ -144,8 +144,8 @@ class Engine:
                     news[request.id] = None
             except Exception as error:
                 failed[request] = error
-        for request, error in failed.items():
-            self._fail(request, error)
+        for request, cause in failed.items():
+            self._fail(request, cause)
             news[request.id] = None
         if chosen.drafting:
             self.scheduler.add_drafts()

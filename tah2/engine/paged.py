@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -56,7 +57,7 @@ def paged_attention(query: Tensor, key_pool: Tensor, value_pool: Tensor, slots: 
     out = torch.empty_like(query)
     repeats = query.shape[1] // key_pool.shape[1]
     bounds = offsets.tolist()
-    for row, (start, end) in enumerate(zip(bounds, bounds[1:], strict=False)):
+    for row, (start, end) in enumerate(pairwise(bounds)):
         key = key_pool[slots[start:end]].float().repeat_interleave(repeats, dim=1)
         value = value_pool[slots[start:end]].float().repeat_interleave(repeats, dim=1)
         weights = torch.einsum("hd,shd->hs", query[row].float(), key) * query.shape[-1] ** -0.5

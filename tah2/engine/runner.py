@@ -86,7 +86,7 @@ class Runner:
         self._write_back(rows, decision, kept, going, following, anchor, finals)
 
     def _waves(self, position: Longs, extent: Longs, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Cosines and sines `[N, head_dim]`; a sentinel per extent tells length-dependent scalings the text's length."""
+        """Cosines and sines `[N, head_dim]`; length-dependent scalings see a sentinel per extent."""
         rotary, n = self.decoder.rotary, len(position)
         if not rotary.depends_on_length:
             places = tensor(position, self.device)
