@@ -346,6 +346,13 @@ def test_the_first_of_equal_maxima_wins(way: str):
     assert kernels.summarise(torch.tensor([[0.0, 2.0, 1.0, 2.0] * 20])).argmax.tolist() == [1]
 
 
+def test_the_yardstick_reads_every_number(way: str):
+    reader = kernels.Reader(70_000)
+    reader.memory.fill_(1.0)
+    assert reader.read() == 70_000
+    assert reader.bandwidth(1) > 0
+
+
 # Building
 
 
@@ -356,6 +363,7 @@ def test_importing_compiles_nothing(tmp_path: Path):
     assert not any(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_compiling_at_once_leaves_one_library(compiled: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("TAH2_CACHE_DIR", str(tmp_path))
     with ThreadPoolExecutor(2) as pool:
