@@ -6,6 +6,7 @@ Everything here is for inference: no gradient flows, and packed weights do not f
 """
 
 from tah2.engine.kernels.attention import Visible, attend, paged_attention, reference_attend
+from tah2.engine.kernels.bandwidth import Reader
 from tah2.engine.kernels.block import PackedBlock, Step
 from tah2.engine.kernels.build import available
 from tah2.engine.kernels.linear import STORAGES, PackedLinear, Storage, pack_linear, packed_swiglu, stored
@@ -16,6 +17,7 @@ __all__ = [
     "STORAGES",
     "PackedBlock",
     "PackedLinear",
+    "Reader",
     "Step",
     "Storage",
     "Summary",

@@ -116,6 +116,7 @@ def _declare(library: ctypes.CDLL) -> ctypes.CDLL:
     library.tah2_attend.argtypes = [pointer, pointer, pointer, whole, whole, whole, real, pointer]
     library.tah2_block_step.argtypes = [pointer, pointer, pointer, pointer]
     library.tah2_summary.argtypes = [pointer, whole, whole, whole, pointer, pointer, pointer, whole]
+    library.tah2_read.argtypes, library.tah2_read.restype = [pointer, whole, whole], real
     for name in ("tah2_linear", "tah2_attend", "tah2_block_step", "tah2_summary"):
         getattr(library, name).restype = None
     return library

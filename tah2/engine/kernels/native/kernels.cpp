@@ -1,4 +1,5 @@
 // The C interface: plain pointers and sizes, no state but scratch memory.
+#include "bandwidth.h"
 #include "block.h"
 #include "summary.h"
 
@@ -38,4 +39,6 @@ void tah2_summary(const float* logits, int64_t stride, int64_t rows, int64_t wid
                   float* logsumexp, int64_t threads) {
     summarise_rows(logits, stride, rows, width, {maximum, index, logsumexp}, (int)threads);
 }
+
+float tah2_read(const float* from, int64_t count, int64_t threads) { return read_all(from, count, (int)threads); }
 }
