@@ -18,7 +18,7 @@ from tah2.train.schemes import scheme_for
 
 RECIPES = Path(__file__).resolve().parent.parent / "recipes"
 PAPER = sorted((RECIPES / "paper").glob("*.yaml"), key=lambda path: path.stem)
-LAPTOP = sorted((RECIPES / "laptop").glob("*.yaml"), key=lambda path: path.stem)
+LAPTOP = sorted(path for path in (RECIPES / "laptop").glob("*.yaml") if "loop" in load_recipe(path))
 TINY = BackboneConfig("qwen3", 128, 16, 20, 4, 4, 2, 6, qk_norm=True)
 
 MAIN = "1.7b-tah2-m2"
