@@ -42,6 +42,8 @@ class Decider(Gate):
     It starts undecided: zero score weights give g = 0.5, so every token continues at the default threshold.
     """
 
+    options = ("decider_width", "decider_top_k")
+
     def __init__(self, backbone: BackboneConfig, loop: LoopConfig) -> None:
         super().__init__(backbone, loop)
         width, eps = backbone.hidden_size, backbone.rms_norm_eps

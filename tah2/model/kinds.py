@@ -7,7 +7,7 @@ them asks for a kind by name. A new kind is one small module and one row (`regis
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from enum import Enum
 
 from tah2.config.backbone import BackboneConfig
@@ -52,6 +52,13 @@ class LoopKind:
     def looped_layers(self, loop: LoopConfig, backbone: BackboneConfig) -> range:
         return range(*middle_block(loop, backbone)) if self.loops_middle else range(backbone.num_layers)
 
+    def unused_options(self) -> tuple[str, ...]:
+        """Fields of `LoopConfig` that change nothing for this kind."""
+        used = {*self.reentry.options, *(() if self.gate is None else (*self.gate.options, "exit_threshold"))}
+        if self.loops_middle:
+            used |= {"prelude_layers", "coda_layers"}
+        return tuple(name for name in _OPTIONS if name not in used)
+
     def head_every_depth(self, top_k: int) -> bool:
         """Does inference read the LM head after every iteration, or after a token's last one alone?
 
@@ -60,6 +67,9 @@ class LoopKind:
         return self.output is not Output.LAST or top_k > 0
 
 
+_OPTIONS = tuple(
+    field.name for field in fields(LoopConfig) if field.name not in ("kind", "max_depth", "reentry", "output")
+)
 LOOP_KINDS: dict[str, LoopKind] = {}
 
 

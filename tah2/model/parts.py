@@ -35,6 +35,9 @@ class Shapes:
 class Part(nn.Module):
     """A learned part that a loop adds to the backbone."""
 
+    options: tuple[str, ...] = ()
+    """Fields of `LoopConfig` that it reads."""
+
     @classmethod
     def shapes(cls, backbone: BackboneConfig, loop: LoopConfig) -> Shapes:
         return Shapes()

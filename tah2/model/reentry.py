@@ -61,6 +61,7 @@ class CarryOver(Reentry):
 class Updater(Reentry):
     """TaH2's learned state update: U(e, h) = RN(B_u(RN(W_u [RN(e); RN(h)])))."""
 
+    options = ("updater_width",)
     fits_prediction = True
 
     def __init__(self, backbone: BackboneConfig, loop: LoopConfig) -> None:
@@ -100,6 +101,8 @@ class Updater(Reentry):
 
 class TopKEmbedding(Reentry):
     """The predecessor's parameter-free update: the probability-weighted sum of the top-k token embeddings."""
+
+    options = ("embedding_top_k",)
 
     def __init__(self, backbone: BackboneConfig, loop: LoopConfig) -> None:
         super().__init__(backbone, loop)

@@ -13,7 +13,7 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from tah2.config.strict import ConfigError
+from tah2.config.strict import ConfigError, read_mapping
 from tah2.model.folder import MARKER
 
 TOKENIZER_FILES = (
@@ -41,6 +41,10 @@ class Source:
     generation: dict[str, Any] | None = None
     """`generation_config.json`, where the source has one"""
 
+    @property
+    def is_looped(self) -> bool:
+        return self.config.get("model_type") == "looped"
+
 
 def open_source(name: str | Path) -> Source:
     path = Path(name)
@@ -56,7 +60,7 @@ def open_source(name: str | Path) -> Source:
 def _from_folder(folder: Path) -> Source:
     if not (folder / MARKER).is_file():
         raise ConfigError(f"{folder} holds no {MARKER}: it is not a complete checkpoint.")
-    config = json.loads((folder / MARKER).read_text(encoding="utf-8"))
+    config = read_mapping(folder / MARKER)
     generation = folder / "generation_config.json"
 
     def save_tokenizer(target: Path) -> None:
@@ -65,6 +69,7 @@ def _from_folder(folder: Path) -> Source:
                 shutil.copyfile(folder / name, target / name)
         if (folder / "additional_chat_templates").is_dir():
             shutil.copytree(folder / "additional_chat_templates", target / "additional_chat_templates")
+        name_tokenizer_class(target)
 
     return Source(
         config,
@@ -103,6 +108,17 @@ def read_safetensors(folder: Path) -> dict[str, Tensor]:
     return tensors
 
 
+def name_tokenizer_class(folder: Path) -> None:
+    """Make a folder's tokenizer load without its model's class: `AutoTokenizer` then needs no code of ours."""
+    config = folder / "tokenizer_config.json"
+    if not (folder / "tokenizer.json").is_file():
+        return
+    fields: dict[str, Any] = json.loads(config.read_text(encoding="utf-8")) if config.is_file() else {}
+    if not fields.get("tokenizer_class"):
+        fields["tokenizer_class"] = "PreTrainedTokenizerFast"
+        config.write_text(json.dumps(fields, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
 def _from_gguf(path: Path) -> Source:
     """Dequantise to fp32 through transformers' GGUF reader."""
     if not path.is_file():
@@ -121,6 +137,7 @@ def _from_gguf(path: Path) -> Source:
 
     def save_tokenizer(target: Path) -> None:
         AutoTokenizer.from_pretrained(folder, gguf_file=name).save_pretrained(target)
+        name_tokenizer_class(target)
 
     generation = model.generation_config.to_diff_dict()
     return Source(
