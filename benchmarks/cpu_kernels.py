@@ -4,8 +4,8 @@
 
 For each weight shape of SmolLM2-135M and each number of rows it prints how many times faster the packed layer is, and
 the share of this machine's read bandwidth (measured in the same run) that it reaches. Small weights are timed over
-enough copies to leave the caches, as a model's layers do. The ways take turns; ratios are those of the fastest runs,
-which other programs on the machine disturb least, with those of the medians beside them.
+enough copies to leave the caches, as a model's layers do. The ways take turns; ratios are those of the fastest run of
+each layer, which other programs on the machine disturb least, with those of the medians beside them.
 """
 
 from __future__ import annotations
@@ -16,8 +16,10 @@ import os
 import platform
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -37,20 +39,33 @@ ROWS = (1, 2, 4, 8, 16, 64)
 BEYOND_CACHES = 80 << 20
 
 
-def interleaved(ways: dict[str, Callable[[], object]], repetitions: int) -> dict[str, list[float]]:
-    """Seconds of every way, which take turns; the first turn is a warm-up."""
-    seconds: dict[str, list[float]] = {name: [] for name in ways}
+@dataclass(frozen=True)
+class Timing:
+    """Seconds of one way of doing a job made of parts."""
+
+    best: float
+    """Sum over the parts of each one's fastest run."""
+    median: float
+    """Median over repetitions of the whole job."""
+
+
+def interleaved(ways: dict[str, list[Callable[[], object]]], repetitions: int) -> dict[str, Timing]:
+    """Time every part of every way; ways take turns, the first turn is a warm-up."""
+    seconds: dict[str, list[list[float]]] = {name: [] for name in ways}
     for _ in range(repetitions + 1):
-        for name, way in ways.items():
-            start = time.perf_counter()
-            way()
-            seconds[name].append(time.perf_counter() - start)
-    return {name: times[1:] for name, times in seconds.items()}
-
-
-def run_all(layers: Sequence[Callable[[Tensor], Tensor]], x: Tensor) -> None:
-    for layer in layers:
-        layer(x)
+        for name, parts in ways.items():
+            marks = [time.perf_counter()]
+            for part in parts:
+                part()
+                marks.append(time.perf_counter())
+            seconds[name].append([end - start for start, end in pairwise(marks)])
+    return {
+        name: Timing(
+            best=sum(min(runs) for runs in zip(*each[1:], strict=True)),
+            median=statistics.median(sum(parts) for parts in each[1:]),
+        )
+        for name, each in seconds.items()
+    }
 
 
 def one_shape(
@@ -60,26 +75,26 @@ def one_shape(
     copies = max(1, round(BEYOND_CACHES / (4 * inner * outputs)))
     weights = [torch.randn(outputs, inner) / inner**0.5 for _ in range(copies)]
     packed = [kernels.pack_linear(weight, storage=storage) for weight in weights]
-    stock = [partial(F.linear, weight=weight) for weight in weights]
     stored_bytes = copies * inner * outputs * {"fp32": 4, "bf16": 2, "int8": 1}[storage]
     results: dict[int, dict[str, float]] = {}
     for rows in ROWS:
         x = torch.randn(rows, inner)
-        ways: dict[str, Callable[[], object]] = {
-            "packed": partial(run_all, packed, x),
-            "stock": partial(run_all, stock, x),
-            "reading": reader.read,
-        }
-        seconds = interleaved(ways, repetitions)
-        best = {name: min(times) for name, times in seconds.items()}
-        median = {name: statistics.median(times) for name, times in seconds.items()}
+        times = interleaved(
+            {
+                "packed": [partial(layer, x) for layer in packed],
+                "stock": [partial(F.linear, x, weight) for weight in weights],
+                "reading": [reader.read],
+            },
+            repetitions,
+        )
+        ours, stock, reading = times["packed"], times["stock"], reader.memory.nbytes / times["reading"].best
         results[rows] = {
-            "over_stock": best["stock"] / best["packed"],
-            "over_stock_median": median["stock"] / median["packed"],
-            "milliseconds": 1e3 * best["packed"] / copies,
-            "gflops": 2e-9 * rows * inner * outputs * copies / best["packed"],
-            "read_gb_per_s": 1e-9 * reader.memory.nbytes / best["reading"],
-            "bandwidth_share": stored_bytes / best["packed"] / (reader.memory.nbytes / best["reading"]),
+            "over_stock": stock.best / ours.best,
+            "over_stock_median": stock.median / ours.median,
+            "milliseconds": 1e3 * ours.best / copies,
+            "gflops": 2e-9 * rows * inner * outputs * copies / ours.best,
+            "read_gb_per_s": 1e-9 * reading,
+            "bandwidth_share": stored_bytes / ours.best / reading,
         }
     return results
 
@@ -134,7 +149,8 @@ def main() -> None:
     for name, by_rows in report["results"].items():
         for rows, each in by_rows.items():
             print(
-                f"{name:28} rows {rows:3}: {each['over_stock']:5.2f}x stock (medians {each['over_stock_median']:5.2f}x) "
+                f"{name:28} rows {rows:3}: "
+                f"{each['over_stock']:5.2f}x stock (medians {each['over_stock_median']:5.2f}x) "
                 f"{each['milliseconds']:8.3f} ms {each['gflops']:6.1f} GFLOP/s "
                 f"{each['bandwidth_share']:5.0%} of {each['read_gb_per_s']:.1f} GB/s"
             )
