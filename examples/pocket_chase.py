@@ -27,7 +27,7 @@ RECIPES = Path(__file__).parent.parent / "recipes" / "laptop"
 CURRICULUM: list[dict[str, Any]] = [
     {},
     {"procedural": {"cycle": 10}},
-    {"procedural": {"cycle": 16}, "budget": {"steps": 250}},
+    {"procedural": {"cycle": 16}, "budget": {"steps": 400}},
     {"procedural": {"cycle": 16, "replace": 0.0}, "budget": {"steps": 200}, "objective": {"tag_weights": {"3": 8.0}}},
 ]
 """Stages of the base: ever longer cycles, then copying (tag 3) without replaced symbols."""
