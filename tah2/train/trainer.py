@@ -44,7 +44,7 @@ CHECKPOINTS, MODEL = "checkpoints", "model"
 
 
 @dataclass
-class _Window:
+class Window:
     """What happened since the last logged step."""
 
     stats: DepthStats
@@ -101,23 +101,24 @@ class Trainer:
         return summary
 
     def _train(self, store: CheckpointStore) -> None:
-        window = self._new_window()
+        window = self.new_window()
         started, state = time.monotonic(), self.state
         for step in self.prepared.data.steps(self.config.batch, self.place, state.loader):
             if state.step >= self.steps or self._asked_to_stop():
                 break
-            self._step(step, window)
+            self.step(step, window)
             state.step, state.loader = state.step + 1, step.state
             if state.step % self.config.logging.every == 0 or state.step == self.steps:
                 self._log(window)
-                window = self._new_window()
+                window = self.new_window()
             if self.config.validation.every and state.step % self.config.validation.every == 0:
                 self._validate()
             if self.config.checkpoint.every and state.step % self.config.checkpoint.every == 0:
                 self._save(store)
         state.counters["seconds"] = state.counters.get("seconds", 0.0) + time.monotonic() - started
 
-    def _step(self, step: Step, window: _Window) -> None:
+    def step(self, step: Step, window: Window) -> None:
+        """One optimizer step; what it measured is added to `window`."""
         number = self.state.step
         set_rate(self.optimizer, schedule(self.config.optimizer, number, self.steps))
         total = torch.zeros((), dtype=torch.float64, device=self.world.device)
@@ -154,13 +155,13 @@ class Trainer:
         recompute = on_gpu if system.activation_checkpointing is None else system.activation_checkpointing
         return LoopSettings(attention=system.attention, checkpoint=recompute, peers=RankPeers(self.world))
 
-    def _observe(self, window: _Window, outcome: Outcome, batch: PackedBatch, supervised_tokens: int) -> None:
+    def _observe(self, window: Window, outcome: Outcome, batch: PackedBatch, supervised_tokens: int) -> None:
         if batch.is_placeholder:
             return
         window.stats += observe(outcome, batch, self.ceiling, max(1, supervised_tokens))
         window.counts += count(outcome, batch, self.decoder, self.ceiling)
 
-    def _log(self, window: _Window) -> None:
+    def _log(self, window: Window) -> None:
         seconds = time.monotonic() - window.started
         stats = window.stats.pooled(self.world.group)
         counts = window.counts.pooled(self.world.sum_tensor)
@@ -231,9 +232,9 @@ class Trainer:
             write_summary(self.config.out / "summary.json", {**summary, "config": plain(self.config)})
         return summary
 
-    def _new_window(self) -> _Window:
+    def new_window(self) -> Window:
         device = self.world.device
-        return _Window(DepthStats.zero(self.ceiling, device), TrainCounts.zero(self.ceiling), time.monotonic())
+        return Window(DepthStats.zero(self.ceiling, device), TrainCounts.zero(self.ceiling), time.monotonic())
 
     def _validation_batches(self) -> tuple[PackedBatch, ...]:
         held_out, limit = self.prepared.data.validation, self.config.validation.samples
