@@ -31,11 +31,12 @@ class Detokenizer:
         """_ids[_start:_read] is context whose text is out already; _ids[_read:] waits for whole characters."""
         self.text = ""
         self.stopped: str | None = None
+        self._ended = False
 
     @property
     def ready(self) -> str:
         """Text that no later token can take back."""
-        if self.stopped is not None or not self.stops:
+        if self._ended or self.stopped is not None or not self.stops:
             return self.text
         longest = max(len(stop) for stop in self.stops) - 1
         for length in range(min(longest, len(self.text)), 0, -1):
@@ -54,6 +55,7 @@ class Detokenizer:
 
     def end(self) -> None:
         """No more tokens: half a character is written as the tokenizer writes it."""
+        self._ended = True
         if self.stopped is None:
             before = self._decode(self._ids[self._start : self._read])
             now = self._decode(self._ids[self._start :])

@@ -347,7 +347,7 @@ class Engine:
         text, params = request.detokenizer, request.params
         return CompletionOutput(
             request.index,
-            "" if text is None else text.text if request.finished else text.ready,
+            "" if text is None else text.ready,
             list(request.output),
             None if params.logprobs is None else request.cumulative_logprob,
             None if params.logprobs is None else list(request.logprobs),

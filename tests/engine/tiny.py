@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from typing import Any
 
 import torch
 
@@ -44,23 +45,28 @@ LOOPS = {
 KINDS = tuple(LOOPS)
 
 
+def spread(decoder: LoopedDecoder) -> None:
+    """Wide logits and a gate that sends about half of the tokens on."""
+    for parameter in decoder.parameters():
+        if parameter.ndim == 2:
+            parameter.normal_(std=0.6 * parameter.shape[1] ** -0.5)
+    decoder.embed_tokens.weight.normal_(std=1.0)
+    if decoder.lm_head is not None:
+        decoder.lm_head.weight.normal_(std=1.0)
+    if decoder.gate is not None:
+        for parameter in decoder.gate.parameters():
+            if parameter.shape[0] == 1:
+                parameter.normal_(std=1.0)
+
+
 @lru_cache
 def model(name: str) -> LoopedDecoder:
-    """Random weights with wide logits and a gate that sends about half of the tokens on."""
+    """The random model of one loop kind."""
     torch.manual_seed(len(name) + 17)
     decoder = LoopedDecoder(BACKBONE, LOOPS[name]).eval()
     decoder.reset()
     with torch.no_grad():
-        for parameter in decoder.parameters():
-            if parameter.ndim == 2:
-                parameter.normal_(std=0.6 * parameter.shape[1] ** -0.5)
-        decoder.embed_tokens.weight.normal_(std=1.0)
-        if decoder.lm_head is not None:
-            decoder.lm_head.weight.normal_(std=1.0)
-        if decoder.gate is not None:
-            for parameter in decoder.gate.parameters():
-                if parameter.shape[0] == 1:
-                    parameter.normal_(std=1.0)
+        spread(decoder)
     return decoder
 
 
@@ -124,3 +130,30 @@ def drained(made: Engine) -> None:
     assert made.pools.looped.slots.free == made.pools.looped.slots.capacity
     if made.pools.once is not None:
         assert made.pools.once.slots.free == made.pools.once.slots.capacity
+
+
+EOS = 256
+
+
+@lru_cache
+def byte_tokenizer() -> Any:
+    """One token per byte, and an end-of-sequence token."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE(vocab={letter: i for i, letter in enumerate(letters)}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<eos>")
+
+
+@lru_cache
+def writer() -> LoopedDecoder:
+    """A TaH2 model that writes bytes."""
+    torch.manual_seed(5)
+    decoder = LoopedDecoder(replace(BACKBONE, vocab_size=257), LOOPS["tah2-4"]).eval()
+    decoder.reset()
+    with torch.no_grad():
+        spread(decoder)
+    return decoder
