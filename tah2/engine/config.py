@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from tah2.config.strict import ConfigError
 
@@ -25,6 +26,10 @@ class EngineConfig:
     """Run drafts of next tokens while a pass has at most this many rows, drafts included; 0 turns them off."""
     admission_horizon: int = 128
     """Output tokens per request that admission sets room aside for, at the depth that requests have shown."""
+    kernels: Literal["auto", "off"] = "auto"
+    """"auto": compiled kernels and packed fp32 weights where the CPU and a compiler allow; same results to rounding."""
+    weight_storage: Literal["fp32", "bf16", "int8"] = "fp32"
+    """How packed weights are stored on a CPU; the smaller ones trade accuracy for memory traffic."""
     seed: int | None = None
     """Where seeds of requests without one come from; None: from the operating system."""
 

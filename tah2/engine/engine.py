@@ -27,7 +27,7 @@ from tah2.engine.sampler import Draw, sample
 from tah2.engine.scheduler import Scheduler
 from tah2.engine.strand import Strand
 from tah2.engine.wavefront import contradicted, mask_after
-from tah2.engine.weights import ModelWeights, Weights
+from tah2.engine.weights import Weights, choose_weights
 from tah2.model.kinds import Output
 from tah2.model.loop import LoopedDecoder
 
@@ -80,7 +80,7 @@ class Engine:
         caches = self.config.enable_prefix_caching and not decoder.rotary.depends_on_length
         self.prefix = PrefixCache(self.pools) if caches else None
         self.scheduler = Scheduler(self.config, self.pools, self.prefix)
-        self.runner = Runner(decoder, weights or ModelWeights(decoder), self.pools)
+        self.runner = Runner(decoder, weights or choose_weights(decoder, self.config), self.pools)
         self.intake = Intake(
             decoder, self.config, self.pools, self.max_model_len, tokenizer, self.eos_token_ids, mask_factory
         )

@@ -16,7 +16,6 @@ from torch.nn import functional as F
 
 from tah2.engine.batch import Longs, Rows, layout, plan_looped, plan_once, tensor
 from tah2.engine.mixing import advance
-from tah2.engine.paged import PassPlan
 from tah2.engine.pool import Pools
 from tah2.engine.strand import Strand
 from tah2.engine.weights import Weights
@@ -73,7 +72,7 @@ class Runner:
         anchor = self._anchors(rows, embedding, cosine, sine)
         x = self._inputs(rows, anchor)
         plan = plan_looped(strands, self.pools.looped, self.weights.paged)
-        x = self._layers(x, cosine, sine, plan, self.decoder.looped, 0)
+        x = self.weights.layers(x, self.decoder.looped, cosine, sine, plan, 0)
         state = x if self.loops_middle else self.decoder.norm(x)
 
         asks = self._asks(rows)
@@ -97,13 +96,6 @@ class Runner:
         cosine, sine = rotary(places, texts, dtype)
         return cosine[:n], sine[:n]
 
-    def _layers(
-        self, x: Tensor, cosine: Tensor, sine: Tensor, plan: PassPlan, layers: range, pool_layer: int
-    ) -> Tensor:
-        for offset, layer in enumerate(layers):
-            x = self.weights.block(layer, x, cosine, sine, plan.attend(pool_layer + offset))
-        return x
-
     def _anchors(self, rows: Rows, embedding: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
         """What the loop returns to, `[N, d]`: embeddings, or the prelude's output (run here by fresh rows)."""
         if not self.loops_middle:
@@ -115,7 +107,7 @@ class Runner:
             assert self.pools.once is not None
             plan = plan_once([rows.strands[i] for i in fresh], self.pools.once, self.weights.paged)
             prelude = range(self.decoder.looped.start)
-            out = self._layers(embedding[index], cosine[index], sine[index], plan, prelude, 0)
+            out = self.weights.layers(embedding[index], prelude, cosine[index], sine[index], plan, 0)
             sizes = [rows.strands[i].rows for i in fresh]
             parts.update(zip(fresh, out.split(sizes), strict=True))
         return torch.cat([parts[i] for i in range(len(rows.strands))])
@@ -123,10 +115,8 @@ class Runner:
     def _inputs(self, rows: Rows, anchor: Tensor) -> Tensor:
         """The looped layers' input: depth 1 starts from the anchor, later depths bring theirs."""
         if all(s.x is None for s in rows.strands):
-            return self.decoder.reentry.first(anchor)
-        parts = [
-            self.decoder.reentry.first(anchor[rows.part(i)]) if s.x is None else s.x for i, s in enumerate(rows.strands)
-        ]
+            return self.weights.enter(anchor)
+        parts = [self.weights.enter(anchor[rows.part(i)]) if s.x is None else s.x for i, s in enumerate(rows.strands)]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def _asks(self, rows: Rows) -> Bools:
@@ -237,7 +227,7 @@ class Runner:
             plan = plan_once(strands, self.pools.once, self.weights.paged)
             coda = range(self.decoder.looped.stop, len(self.decoder.layers))
             x = torch.cat([finals[i][0] for i in done])
-            out = self.decoder.norm(self._layers(x, cosine, sine, plan, coda, self.decoder.looped.start))
+            out = self.decoder.norm(self.weights.layers(x, coda, cosine, sine, plan, self.decoder.looped.start))
             for i, s, part_of in zip(done, strands, out.split([len(s) for s in strands]), strict=True):
                 if s.kept_from < len(s):
                     finals[i] = (finals[i][0], self.weights.head(part_of[s.kept_from :]).float())

@@ -1,32 +1,36 @@
-"""The seam between the runner and the matrix products: who applies a block, a head and the loop's parts.
+"""The seam between the runner and the matrix products: who applies layers, the head and the loop's parts.
 
-`ModelWeights` calls the model's own modules. A packed or quantised set of weights offers the same methods, built
-once from the model at load, and takes its place.
+`ModelWeights` calls the model's own modules and runs everywhere. `packed.PackedWeights` offers the same methods from
+weights packed once at load, for small batches on a CPU; `choose_weights` takes it where it helps.
 """
 
 from __future__ import annotations
 
 from typing import Protocol
 
-import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from tah2.engine.paged import PaddedAttention, PagedAttention
-from tah2.model.attention import Attend
+from tah2.engine.config import EngineConfig
+from tah2.engine.paged import PaddedAttention, PagedAttention, PassPlan
+from tah2.model.gate import Gate
 from tah2.model.loop import LoopedDecoder
-from tah2.model.reentry import Predicted
+from tah2.model.reentry import Predicted, Reentry
 
 
 class Weights(Protocol):
     paged: PagedAttention
 
-    def block(self, layer: int, x: Tensor, cosine: Tensor, sine: Tensor, attend: Attend) -> Tensor:
-        """x `[n, d]` through backbone layer `layer`."""
+    def layers(self, x: Tensor, layers: range, cosine: Tensor, sine: Tensor, plan: PassPlan, pool_layer: int) -> Tensor:
+        """x `[n, d]` through backbone layers, whose keys and values live in the plan's pool from `pool_layer` on."""
         ...
 
     def head(self, state: Tensor) -> Tensor:
         """state `[n, d]` -> logits `[n, vocabulary]`"""
+        ...
+
+    def enter(self, anchor: Tensor) -> Tensor:
+        """The input of depth 1, `[n, d]`."""
         ...
 
     def reenter(self, anchor: Tensor, state: Tensor, predicted: Predicted | None) -> Tensor:
@@ -44,22 +48,36 @@ class ModelWeights:
     def __init__(self, decoder: LoopedDecoder) -> None:
         self.decoder = decoder
         self.paged: PagedAttention = PaddedAttention()
+        self.reentry_part: Reentry = decoder.reentry
+        self.gate_part: Gate | None = decoder.gate
 
-    def block(self, layer: int, x: Tensor, cosine: Tensor, sine: Tensor, attend: Attend) -> Tensor:
-        out: Tensor = self.decoder.layers[layer](x, cosine, sine, attend)[0]
-        return out
+    def layers(self, x: Tensor, layers: range, cosine: Tensor, sine: Tensor, plan: PassPlan, pool_layer: int) -> Tensor:
+        for offset, layer in enumerate(layers):
+            x = self.decoder.layers[layer](x, cosine, sine, plan.attend(pool_layer + offset))[0]
+        return x
 
     def head(self, state: Tensor) -> Tensor:
         return F.linear(state, self.decoder.head_weight)
 
+    def enter(self, anchor: Tensor) -> Tensor:
+        return self.reentry_part.first(anchor)
+
     def reenter(self, anchor: Tensor, state: Tensor, predicted: Predicted | None) -> Tensor:
-        return self.decoder.reentry(anchor, state, predicted, self.decoder.embed_tokens.weight)
+        return self.reentry_part(anchor, state, predicted, self.decoder.embed_tokens.weight)
 
     def gate(self, embedding: Tensor, state: Tensor, top_probabilities: Tensor | None) -> Tensor:
-        if self.decoder.gate is None:
+        if self.gate_part is None:
             raise ValueError("This loop has no gate.")
-        return self.decoder.gate(embedding, state, top_probabilities)
+        return self.gate_part(embedding, state, top_probabilities)
 
 
-def device_of(decoder: LoopedDecoder) -> torch.device:
-    return decoder.embed_tokens.weight.device
+def choose_weights(decoder: LoopedDecoder, config: EngineConfig) -> Weights:
+    """Packed weights where asked for, or where kernels run and keep the model's own precision."""
+    from tah2.engine import kernels
+    from tah2.engine.packed import PackedWeights
+
+    weight = decoder.embed_tokens.weight
+    exact = weight.device.type == "cpu" and weight.element_size() == 4 and kernels.available()
+    if config.weight_storage != "fp32" or (config.kernels == "auto" and exact):
+        return PackedWeights(decoder, config.weight_storage)
+    return ModelWeights(decoder)

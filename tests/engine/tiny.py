@@ -89,7 +89,7 @@ def expected(name: str, ask: Ask, eos: tuple[int, ...] = ()) -> ReferenceOutput:
 
 
 def engine(name: str, eos: tuple[int, ...] = (), **config: object) -> Engine:
-    settings: dict[str, object] = {"kv_slots": 4096, "seed": 0, **config}
+    settings: dict[str, object] = {"kv_slots": 4096, "seed": 0, "kernels": "off", **config}
     return Engine(model(name), EngineConfig(**settings), eos_token_ids=eos)  # type: ignore[arg-type]
 
 

@@ -1,0 +1,51 @@
+"""Packed weights and compiled kernels behind the engine's seam: the same tokens."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tah2.engine import kernels
+from tah2.engine.config import EngineConfig
+from tah2.engine.packed import PackedWeights
+from tah2.engine.params import SamplingParams
+from tah2.engine.weights import ModelWeights, choose_weights
+from tests.engine.tiny import KINDS, Ask, drained, engine, model, run, same
+
+ASKS = {
+    "a": Ask((3, 1, 4, 1, 5, 9, 2, 6), SamplingParams(temperature=0.0, max_tokens=8)),
+    "b": Ask((7,), SamplingParams(temperature=0.9, seed=2, max_tokens=8)),
+    "c": Ask(tuple(range(20)), SamplingParams(temperature=0.9, seed=3, max_tokens=5)),
+}
+
+
+@pytest.mark.skipif(not kernels.available(), reason="no compiler here")
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("wavefront_rows", [0, 99])
+def test_compiled_kernels_give_the_references_tokens(kind: str, wavefront_rows: int):
+    made = engine(kind, kernels="auto", wavefront_rows=wavefront_rows, max_batch_tokens=7)
+    assert isinstance(made.runner.weights, PackedWeights)
+    outputs = run(made, ASKS, {"b": 2, "c": 4})
+    for name, ask in ASKS.items():
+        same(kind, ask, outputs[name])
+    drained(made)
+
+
+@pytest.mark.parametrize("kind", ["tah2-4", "huginn"])
+def test_packed_weights_without_kernels_give_the_references_tokens(kind: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(kernels.build, "library", lambda: None)
+    made = engine(kind, max_batch_tokens=7)
+    made.runner.weights = PackedWeights(model(kind))
+    outputs = run(made, ASKS)
+    for name, ask in ASKS.items():
+        same(kind, ask, outputs[name])
+
+
+def test_the_fitting_weights_are_chosen():
+    decoder = model("tah2-2")
+    assert isinstance(choose_weights(decoder, EngineConfig(kernels="off")), ModelWeights)
+    assert not isinstance(choose_weights(decoder, EngineConfig(kernels="off")), PackedWeights)
+    stored = choose_weights(decoder, EngineConfig(kernels="off", weight_storage="bf16"))
+    assert isinstance(stored, PackedWeights)
+    state = torch.randn(3, 16)
+    torch.testing.assert_close(stored.head(state), ModelWeights(decoder).head(state), atol=0.05, rtol=0.02)
