@@ -75,11 +75,15 @@ def check_folder(folder: Path) -> None:
         raise ConfigError(f"{folder} holds no *.safetensors weights; pickled weights are refused.")
 
 
-def refuse_mismatch(missing: Iterable[str], unexpected: Iterable[str]) -> None:
+def refuse_mismatch(missing: Iterable[str], unexpected: Iterable[str], misshapen: Iterable[str] = ()) -> None:
     """Raise one sentence that names the tensors by which weights and config differ."""
     complaints = [
         f"{what} tensors: {', '.join(names[:5])}{' ...' if len(names) > 5 else ''}"
-        for what, names in (("missing", sorted(missing)), ("unexpected", sorted(unexpected)))
+        for what, names in (
+            ("missing", sorted(set(missing) - set(misshapen))),
+            ("unexpected", sorted(unexpected)),
+            ("misshapen", sorted(misshapen)),
+        )
         if names
     ]
     if complaints:

@@ -74,9 +74,10 @@ class LoopedForCausalLM(PreTrainedModel, GenerationMixin):
         if isinstance(pretrained_model_name_or_path, (str, Path)) and Path(pretrained_model_name_or_path).is_dir():
             check_folder(Path(pretrained_model_name_or_path))
         wants_info = kwargs.pop("output_loading_info", False)
-        kwargs["use_safetensors"] = True
+        kwargs.update(use_safetensors=True, ignore_mismatched_sizes=True)  # a mismatch is told below, by name
         model, info = super().from_pretrained(pretrained_model_name_or_path, *args, output_loading_info=True, **kwargs)
-        refuse_mismatch(info["missing_keys"], info["unexpected_keys"])
+        misshapen = [str(entry[0] if isinstance(entry, tuple) else entry) for entry in info["mismatched_keys"]]
+        refuse_mismatch(info["missing_keys"], info["unexpected_keys"], misshapen)
         return (model, info) if wants_info else model
 
     def save_pretrained(self, save_directory: Any, *args: Any, **kwargs: Any) -> None:

@@ -9,13 +9,8 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
-WORDS = [
-    "<pad>",
-    "<s>",
-    "</s>",
-    "<|im_end|>",
-    *["the", "a", "river", "runs", "to", "sea", "and", "town", "people", "answer", "is", "question", "what"],
-]
+WORDS = ["<pad>", "<s>", "</s>", "<|im_end|>", "the", "a", "river", "runs", "to", "sea"]
+WORDS += ["and", "town", "people", "answer", "is", "question", "what"]
 TEMPLATE = "{% for message in messages %}{{ message['role'] }} {{ message['content'] }} {% endfor %}"
 
 

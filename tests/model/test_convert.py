@@ -200,7 +200,7 @@ def test_a_truncated_download_is_refused(untied: Path, tmp_path: Path):
     with pytest.raises(ConfigError, match="not a whole safetensors file"):
         convert(folder, tmp_path / "out")
     shard.unlink()
-    with pytest.raises(ConfigError, match="is incomplete: .* is listed"):
+    with pytest.raises(ConfigError, match=r"is incomplete: .* is listed"):
         convert(folder, tmp_path / "out")
 
 
@@ -238,7 +238,7 @@ def test_a_hub_that_cannot_help_is_one_sentence(
 
 def test_a_file_that_is_no_checkpoint_is_refused(tmp_path: Path):
     (tmp_path / "notes.txt").write_text("hello")
-    with pytest.raises(ConfigError, match="neither a checkpoint folder nor a .gguf file"):
+    with pytest.raises(ConfigError, match="neither a checkpoint folder nor a"):
         convert(tmp_path / "notes.txt", tmp_path / "out")
     with pytest.raises(ConfigError, match=r"missing.gguf does not exist"):
         convert(tmp_path / "missing.gguf", tmp_path / "out")

