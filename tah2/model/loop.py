@@ -267,7 +267,9 @@ class _Run:
             return current
         self.passes.append(current)
         if self.reads_every_depth:
-            current.reading = self.reader.read(current.state, rows.index, depth, self.model.top_k)
+            nobody_asks = depth == self.ceiling  # gate and reentry read predictions below the ceiling alone
+            top_k = 0 if nobody_asks else self.model.top_k
+            current.reading = self.reader.read(current.state, rows.index, depth, top_k)
         return current
 
     def _decide(self, current: DepthPass, placeholder: bool) -> _Rows:

@@ -12,6 +12,7 @@ and the weight's gradient is summed over chunks in fp32.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
@@ -75,6 +76,25 @@ def read_head_reference(hidden: Tensor, weight: Tensor, targets: Tensor | None, 
     return HeadReading(chosen.where(supervised, 0.0), logits.float().logsumexp(-1), top_probs, best, top_tokens)
 
 
+def largest_of(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """The k largest values of each row of `x` `[n, V]`, descending, and their columns, as `x.topk(k, -1)`.
+
+    Cut a row into groups of g = sqrt(V / k): the k largest lie in the k groups whose maxima are largest, so two
+    selections among V / g maxima and k g candidates replace one among V. Among equals any column may be named.
+    """
+    vocabulary = x.shape[1]
+    size = math.isqrt(vocabulary // max(k, 1))
+    if size < 2:
+        return x.topk(k, -1)
+    groups = vocabulary // size
+    maxima = x[:, : groups * size].unflatten(1, (size, groups)).amax(1)
+    chosen = maxima.topk(k, -1, sorted=False).indices
+    rest = torch.arange(groups * size, vocabulary, device=x.device).expand(len(x), -1)
+    candidates = torch.cat([*(chosen + groups * member for member in range(size)), rest], 1)
+    values, places = x.gather(1, candidates).topk(k, -1)
+    return values, candidates.gather(1, places)
+
+
 def nll_sum(
     hidden: Tensor, weight: Tensor, targets: Tensor, token_weight: Tensor, *, chunk_rows: int | None = None
 ) -> Tensor:
@@ -130,7 +150,7 @@ class _ReadHead(torch.autograd.Function):
                 chosen = logprob.gather(1, targets[chunk, None].where(supervised, 0)).where(supervised, 0)
                 target_logprob[chunk], logsumexp[chunk], top_token[chunk] = chosen[:, 0], total[:, 0], best[:, 0]
                 if top_k:
-                    largest, top_tokens[chunk] = logits.topk(top_k, -1)
+                    largest, top_tokens[chunk] = largest_of(logits, top_k)
                     top_probs[chunk] = (largest.to(statistics) - total).exp()
         ctx.save_for_backward(hidden, weight, targets, rows)
         ctx.chunk_rows, ctx.compute = chunk_rows, compute

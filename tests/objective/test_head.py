@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from tah2.objective.head import NO_TARGET, default_chunk_rows, nll_sum, read_head, read_head_reference
+from tah2.objective.head import NO_TARGET, default_chunk_rows, largest_of, nll_sum, read_head, read_head_reference
 
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 
@@ -261,3 +261,13 @@ def test_misfitting_inputs_are_refused() -> None:
         read_head(hidden, weight, targets, top_k=8)
     with pytest.raises(ValueError, match="one value per target"):
         nll_sum(hidden, weight, targets, token_weight[1:])
+
+
+@given(rows=st.integers(1, 3), columns=st.integers(1, 70), data=st.data())
+def test_the_largest_values_are_those_of_a_plain_selection(rows: int, columns: int, data: st.DataObject):
+    k = data.draw(st.integers(0, columns))
+    x = torch.randint(-5, 5, (rows, columns), generator=torch.Generator().manual_seed(columns)).float()
+    values, where = largest_of(x, k)
+    assert torch.equal(values, x.topk(k, -1).values)
+    assert torch.equal(x.gather(1, where), values)
+    assert all(len(set(row)) == k for row in where.tolist())
