@@ -24,6 +24,7 @@ class Command(NamedTuple):
 
 
 COMMANDS = {
+    "convert": Command("tah2.cli.convert", "turn a pretrained model into a looped checkpoint"),
     "sft": Command("tah2.cli.sft", "post-train a model as a recipe says, on a laptop or a cluster"),
     "flops": Command("tah2.cli.flops", "count parameters and FLOPs of a loop, without its weights"),
 }
