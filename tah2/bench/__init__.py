@@ -1,0 +1,1 @@
+"""Benchmarks as commands: each module measures ratios side by side, in one run on one machine."""
