@@ -68,6 +68,10 @@ class Rows:
     def __len__(self) -> int:
         return self.bounds[-1]
 
+    @property
+    def sizes(self) -> list[int]:
+        return [strand.rows for strand in self.strands]
+
     def part(self, strand: int) -> slice:
         return slice(self.bounds[strand], self.bounds[strand + 1])
 

@@ -18,6 +18,7 @@ from tah2.config.strict import ConfigError
 from tah2.engine.config import EngineConfig
 from tah2.engine.intake import Intake, MaskFactory
 from tah2.engine.memory import make_pools
+from tah2.engine.mixing import gather
 from tah2.engine.outputs import CompletionOutput, Logprob, RequestOutput, top_logprobs
 from tah2.engine.params import SamplingParams
 from tah2.engine.prefix import PrefixCache
@@ -30,6 +31,9 @@ from tah2.engine.wavefront import contradicted, mask_after
 from tah2.engine.weights import Weights, choose_weights
 from tah2.model.kinds import Output
 from tah2.model.loop import LoopedDecoder
+
+IDLE_CHECK_SECONDS = 10.0
+"""An idle engine checks its slots this often, at most."""
 
 
 @dataclass
@@ -89,6 +93,7 @@ class Engine:
         """Raise it after changing the weights: cached prefixes of older ones are then left to eviction."""
         self._mixture = decoder.kind.output is not Output.LAST
         self._groups: dict[str, Group] = {}
+        self._checked = 0.0
 
     def add_request(self, request_id: str, prompt: str | Sequence[int], params: SamplingParams | None = None) -> None:
         """Queue a prompt (text or token ids); refuses at once what can never run."""
@@ -124,6 +129,9 @@ class Engine:
     @torch.inference_mode()
     def step(self, stream: bool = True) -> list[RequestOutput]:
         """Run one pass; returns the requests that have news (`stream=False`: only those that finished)."""
+        if not self._groups:
+            self._check_idle()
+            return []
         news: dict[str, None] = {}
         chosen = self.scheduler.next_pass()
         now = time.monotonic()
@@ -199,13 +207,13 @@ class Engine:
         failed: dict[Request, Exception] = {}
         try:
             draws = [self._draw_of(strand) for strand in ready]
-            tokens = sample(torch.stack([s.mixed[len(s) - 1] for s in ready]), draws, self._mixture)
+            tokens = sample(gather([s.mixed[len(s) - 1] for s in ready]), draws, self._mixture)
             for strand, token in zip(ready, tokens, strict=True):
                 strand.draw = token
         except Exception:
             for strand in ready:
                 try:
-                    row = strand.mixed[len(strand) - 1][None]
+                    row = strand.mixed[len(strand) - 1].value[None]
                     (strand.draw,) = sample(row, [self._draw_of(strand)], self._mixture)
                 except Exception as error:
                     failed[strand.request] = error
@@ -246,7 +254,7 @@ class Engine:
                     request.metrics.agreed_tokens += 1
 
     def _accept(self, request: Request, strand: Strand, token: int) -> None:
-        params, row = request.params, strand.mixed[len(strand) - 1]
+        params, row = request.params, strand.mixed[len(strand) - 1].value
         if params.logprobs is not None:
             (entry,) = top_logprobs(row[None], [token], params.logprobs)
             request.logprobs.append(self._named(entry))
@@ -294,7 +302,7 @@ class Engine:
         last = min(len(strand), len(request.prompt) - 1 - strand.start)
         if first < last:
             targets = request.prompt[strand.start + first + 1 : strand.start + last + 1].tolist()
-            rows = top_logprobs(torch.stack([strand.mixed[row] for row in range(first, last)]), targets, count)
+            rows = top_logprobs(gather([strand.mixed[row] for row in range(first, last)]), targets, count)
             request.prompt_logprobs.extend(self._named(entry) for entry in rows)
 
     def _named(self, entry: dict[int, Logprob]) -> dict[int, Logprob]:
@@ -360,6 +368,12 @@ class Engine:
             request.metrics,
             request.error,
         )
+
+    def _check_idle(self) -> None:
+        now = time.monotonic()
+        if now - self._checked >= IDLE_CHECK_SECONDS:
+            self._checked = now
+            self.check()
 
     def check(self) -> None:
         """Every slot is free or has one owner; when nothing runs, the prefix cache owns them all."""

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from tah2.engine.batch import Longs, Rows, layout, plan_looped, plan_once, tensor
-from tah2.engine.mixing import advance
+from tah2.engine.mixing import Row, carried, gather, stopped
 from tah2.engine.pool import Pools
 from tah2.engine.strand import Strand
 from tah2.engine.weights import Weights
@@ -29,12 +29,13 @@ Bools = NDArray[np.bool_]
 
 @dataclass
 class _Kept:
-    """Mixed distributions of kept rows after the pass: row numbers `[k]` and fp32 `[k, vocabulary]`."""
+    """By row of the pass: what kept rows have to say."""
 
-    rows: Longs
-    logits: Tensor
-    mixed: Tensor
-    so_far: Tensor | None
+    logits: dict[int, Row]
+    mixed: dict[int, Row]
+    """Distributions of rows that stop here, or would."""
+    shares: dict[int, Row]
+    """What rows that go on leave to their next depth."""
 
 
 @dataclass
@@ -128,7 +129,7 @@ class Runner:
 
     def _read(self, rows: Rows, state: Tensor, asks: Bools) -> tuple[Tensor, Predicted | None]:
         """Logits of the kept rows, and the most probable tokens of the rows whose gate or reentry reads them."""
-        logits = self.weights.head(state[_index(np.flatnonzero(rows.kept), self.device)])
+        logits = self.weights.head(_take(state, np.flatnonzero(rows.kept)))
         top_k, gate = self.decoder.top_k, self.decoder.gate
         wanted = np.zeros(len(rows), dtype=np.bool_)
         if gate is not None and gate.top_k:
@@ -142,7 +143,7 @@ class Runner:
         among_kept = np.flatnonzero(wanted[rows.kept])
         if len(among_kept):
             index = _index(np.flatnonzero(rows.kept)[among_kept], self.device)
-            tokens[index], probabilities[index] = most_probable(logits[_index(among_kept, self.device)], top_k)
+            tokens[index], probabilities[index] = most_probable(_take(logits, among_kept), top_k)
         for part in np.array_split(others := np.flatnonzero(wanted & ~rows.kept), -(-len(others) // HEAD_ROWS) or 1):
             if len(part):
                 index = _index(part, self.device)
@@ -158,12 +159,10 @@ class Runner:
         gate = self.decoder.gate
         if gate is not None and asks.any():
             asked = np.flatnonzero(asks)
-            index = _index(asked, self.device)
-            top = None if predicted is None else predicted.probabilities[index]
-            logit = self.weights.gate(embedding[index], state[index], top).cpu()
+            top = None if predicted is None else _take(predicted.probabilities, asked)
+            logit = self.weights.gate(_take(embedding, asked), _take(state, asked), top).cpu()
             survival = np.concatenate([s.survival[s.active] for s in rows.strands])[asked]
-            sizes = [s.rows for s in rows.strands]
-            threshold = np.repeat(np.asarray([s.request.threshold for s in rows.strands], np.float32), sizes)[asked]
+            threshold = np.repeat(np.array([s.request.threshold for s in rows.strands], np.float32), rows.sizes)[asked]
             chance = logit.sigmoid()
             says[asked] = gate.continues(chance, torch.from_numpy(survival), torch.from_numpy(threshold)).numpy()
             probability[asked] = chance.numpy()
@@ -172,38 +171,39 @@ class Runner:
         continues = (rows.depth < rows.floor) | ((rows.depth < rows.cap) & says)
         return _Decision(continues, asks, probability, log_continue, log_stop)
 
-    def _mix(
-        self, rows: Rows, decision: _Decision, state: Tensor, logits: Tensor | None, drafting: bool
-    ) -> _Kept | None:
+    def _mix(self, rows: Rows, decision: _Decision, state: Tensor, logits: Tensor | None, drafting: bool) -> _Kept:
         """The kept rows' distributions; kinds that read their last depth alone read the head here."""
-        if self.loops_middle:
-            return None
-        kept = np.flatnonzero(rows.kept)
-        output = self.decoder.kind.output
+        if self.loops_middle or not rows.kept.any():
+            return _Kept({}, {}, {})
+        kept, output = np.flatnonzero(rows.kept), self.decoder.kind.output
+        drafts = np.repeat([drafting and len(s) == 1 and s.request.drafts for s in rows.strands], rows.sizes)
+        speaks = ~decision.continues | drafts
         if logits is None:
-            singles = np.repeat([len(s) == 1 for s in rows.strands], [s.rows for s in rows.strands])[kept]
-            kept = kept[~decision.continues[kept] | (singles & drafting)]
-            logits = self.weights.head(state[_index(kept, self.device)]) if len(kept) else None
-        if logits is None or not len(kept):
-            return None
+            kept = kept[speaks[kept]]
+            logits = self.weights.head(_take(state, kept)) if len(kept) else state[:0]
         logits = logits.float()
-        log_before = np.concatenate([s.log_survival[s.active] for s in rows.strands])[kept]
-        mixed, so_far = advance(
-            output,
-            logits,
-            tensor(rows.depth[kept], self.device),
-            self._so_far(rows, kept, logits),
-            tensor(log_before, self.device),
-            tensor(decision.log_stop[kept], self.device),
-        )
-        return _Kept(kept, logits, mixed, so_far)
-
-    def _so_far(self, rows: Rows, kept: Longs, like: Tensor) -> Tensor | None:
-        if self.decoder.kind.output is Output.LAST or (rows.depth[kept] == 1).all():
-            return None
-        earlier = [s.mixed_so_far.get(local) for s, local in _owners(rows, kept)]
-        nothing = torch.full_like(like[0], float("-inf"))
-        return torch.stack([nothing if share is None else share for share in earlier])
+        own = {row: Row(logits, at) for at, row in enumerate(kept.tolist())}
+        if output is Output.LAST:
+            return _Kept(own, {row: value for row, value in own.items() if speaks[row]}, {})
+        owners = dict(zip(kept.tolist(), _owners(rows, kept), strict=True))
+        found = {row: s.shares[local] for row, (s, local) in owners.items() if local in s.shares}
+        log_survival = np.concatenate([s.log_survival[s.active] for s in rows.strands])
+        mixed = {row: value for row, value in own.items() if speaks[row] and row not in found}
+        shares: dict[int, Row] = {}
+        if deep := [row for row in own if speaks[row] and row in found]:
+            depth, survival = tensor(rows.depth[deep], self.device), tensor(log_survival[deep], self.device)
+            table = stopped(output, _rows(own, deep), _rows(found, deep), depth, survival)
+            mixed.update((row, Row(table, at)) for at, row in enumerate(deep))
+        for group, earlier in (
+            ([row for row in own if decision.continues[row] and row not in found], None),
+            ([row for row in own if decision.continues[row] and row in found], found),
+        ):
+            if group:
+                weight = tensor((log_survival + decision.log_stop)[group], self.device)
+                share = carried(output, _rows(own, group), None if earlier is None else _rows(earlier, group), weight)
+                assert share is not None
+                shares.update((row, Row(share, at)) for at, row in enumerate(group))
+        return _Kept(own, mixed, shares)
 
     def _codas(self, rows: Rows, decision: _Decision, state: Tensor) -> dict[int, tuple[Tensor, Tensor | None]]:
         """By strand: its states before the coda so far, and, once it has finished, logits of its kept rows."""
@@ -211,11 +211,11 @@ class Runner:
         done = []
         for i, s in enumerate(rows.strands):
             part = rows.part(i)
-            stopped = ~decision.continues[part]
+            stops = ~decision.continues[part]
             buffer = state.new_zeros(len(s), state.shape[1]) if s.final is None else s.final.clone()
-            buffer[_index(s.active[stopped], self.device)] = state[part][_index(np.flatnonzero(stopped), self.device)]
+            buffer[_index(s.active[stops], self.device)] = _take(state[part], np.flatnonzero(stops))
             finals[i] = (buffer, None)
-            if stopped.all():
+            if stops.all():
                 done.append(i)
         done.sort(key=lambda i: len(rows.strands[i]) > 1)
         if done:
@@ -237,26 +237,22 @@ class Runner:
         """Next inputs of the continuing rows, `[going, d]`."""
         if not len(going):
             return None
-        if len(going) == len(state):
-            return self.weights.reenter(anchor, state, predicted)
-        index = _index(going, self.device)
         if predicted is not None:
-            predicted = Predicted(predicted.tokens[index], predicted.probabilities[index])
-        return self.weights.reenter(anchor[index], state[index], predicted)
+            predicted = Predicted(_take(predicted.tokens, going), _take(predicted.probabilities, going))
+        return self.weights.reenter(_take(anchor, going), _take(state, going), predicted)
 
     def _write_back(
         self,
         rows: Rows,
         decision: _Decision,
-        kept: _Kept | None,
+        kept: _Kept,
         going: Longs,
         following: Tensor | None,
         anchor: Tensor,
         finals: dict[int, tuple[Tensor, Tensor | None]] | None,
     ) -> None:
         """Everything has been computed: advance the strands."""
-        if kept is not None:
-            self._write_mixed(rows, kept)
+        self._write_mixed(rows, kept)
         cursor = 0
         for i, s in enumerate(rows.strands):
             part = rows.part(i)
@@ -276,18 +272,29 @@ class Runner:
                 s.anchor = anchor[part][chosen] if count else None
                 s.final, logits = finals[i]
                 if logits is not None:
-                    s.mixed.update(enumerate(logits, start=s.kept_from))
+                    s.mixed.update((s.kept_from + at, Row(logits, at)) for at in range(len(logits)))
             cursor += count
             s.depth += 1
 
     @staticmethod
     def _write_mixed(rows: Rows, kept: _Kept) -> None:
-        for at, (s, local) in enumerate(_owners(rows, kept.rows)):
-            s.mixed[local] = kept.mixed[at]
-            if kept.so_far is not None:
-                s.mixed_so_far[local] = kept.so_far[at]
+        index = np.fromiter(kept.logits, dtype=np.int64)
+        for row, (s, local) in zip(index.tolist(), _owners(rows, index), strict=True):
+            if row in kept.mixed:
+                s.mixed[local] = kept.mixed[row]
+            if row in kept.shares:
+                s.shares[local] = kept.shares[row]
             if s.request.params.depth_logprobs and local == len(s) - 1:
-                s.depth_logits.append(kept.logits[at])
+                s.depth_logits.append(kept.logits[row].value)
+
+
+def _rows(table: dict[int, Row], index: list[int]) -> Tensor:
+    return gather([table[row] for row in index])
+
+
+def _take(values: Tensor, index: Longs) -> Tensor:
+    """Rows `index` (ascending) of `values`, without a copy where they are all."""
+    return values if len(index) == len(values) else values[tensor(index, values.device)]
 
 
 def _owners(rows: Rows, index: Longs) -> list[tuple[Strand, int]]:

@@ -41,7 +41,12 @@ class Draw:
 def sample(mixed: Tensor, draws: Sequence[Draw], mixture: bool) -> list[int]:
     """mixed fp32 `[n, vocabulary]` -> one token per row; `mixture`: see `adjusted`."""
     scores = adjusted(mixed, draws, mixture)
-    tokens = scores.argmax(-1)
+    if all(draw.params.greedy for draw in draws):
+        return scores.argmax(-1).tolist()
+    tokens = torch.zeros(len(draws), dtype=torch.long, device=scores.device)
+    greedy = [row for row, draw in enumerate(draws) if draw.params.greedy]
+    if greedy:
+        tokens[greedy] = scores[greedy].argmax(-1)
     for (top_k, has_top_p, has_min_p), rows in _alike(draws, scores.shape[1]).items():
         chosen = [draws[row].params for row in rows]
         scaled = scores[rows] / _column([params.temperature for params in chosen], scores)

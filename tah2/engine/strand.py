@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tah2.engine.constraint import LogitsMask
+from tah2.engine.mixing import Row
 from tah2.engine.pool import Slots
 from tah2.engine.slots import Depths, TokenSlots
 
@@ -57,9 +58,9 @@ class Strand:
     """The active rows' prelude output, where layers run once."""
     final: Tensor | None = None
     """States before the coda `[n, d]`, where layers run once."""
-    mixed_so_far: dict[int, Tensor] = field(default_factory=dict)
-    """By kept row: the weighted predictions of the depths that it has passed."""
-    mixed: dict[int, Tensor] = field(default_factory=dict)
+    shares: dict[int, Row] = field(default_factory=dict)
+    """By kept row: the weighted predictions of the depths that it has passed (see `mixing`)."""
+    mixed: dict[int, Row] = field(default_factory=dict)
     """By kept row: its distribution if it stops (or had stopped) at its last executed depth, fp32 `[vocabulary]`."""
     continue_probs: list[float] = field(default_factory=list)
     """Of the last row."""

@@ -9,6 +9,7 @@ import torch
 
 from tah2.config.strict import ConfigError
 from tah2.engine.params import SamplingParams
+from tah2.engine.pool import PoolError
 from tah2.engine.strand import Strand
 from tests.engine.tiny import KINDS, Ask, drained, engine, expected, run, same
 
@@ -175,6 +176,15 @@ def test_running_requests_keep_their_pace_while_a_long_prompt_is_read():
         made.step()
         assert len(short.output) == before + 1, step
         assert not made.scheduler.running[1].output
+
+
+def test_an_idle_engine_checks_its_slots():
+    made = engine("standard")
+    assert made.step() == []
+    made.pools.looped.slots.take(1)
+    made._checked = 0.0
+    with pytest.raises(PoolError, match="leaked"):
+        made.step()
 
 
 def test_first_come_first_served():

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tah2.compute.keys import keys_at_depths
-from tah2.engine.mixing import advance
+from tah2.engine.mixing import Row, carried, gather, stopped
 from tah2.engine.paged import PaddedAttention, paged_attention
 from tah2.engine.params import SamplingParams
 from tah2.engine.pool import PoolError, SlotAllocator
@@ -82,11 +82,15 @@ def test_the_allocator_notices_leaks_and_double_owners():
 def test_stopping_at_any_depth_gives_the_definition_of_the_mixture(output: Output):
     torch.manual_seed(1)
     logits, chance = torch.randn(3, 2, 7), torch.rand(3, 2)
-    so_far, before = None, torch.zeros(2)
+    share, before = None, torch.zeros(2)
     for depth in (1, 2, 3):
         gate = torch.logit(chance[depth - 1])
         stop = torch.nn.functional.logsigmoid(-gate)
-        mixed, so_far = advance(output, logits[depth - 1], torch.tensor([depth, depth]), so_far, before, stop)
+        mixed = logits[0]
+        if depth > 1:
+            known = torch.zeros(2, 7) if share is None else share
+            mixed = stopped(output, logits[depth - 1], known, torch.tensor([depth, depth]), before)
+        share = carried(output, logits[depth - 1], share, before + stop)
         before = before + torch.nn.functional.logsigmoid(gate)
         survival = torch.cat([torch.ones(1, 2), chance[: depth - 1].cumprod(0)])
         weights = torch.cat([survival[:-1] * (1 - chance[: depth - 1]), survival[-1:]])
@@ -96,6 +100,13 @@ def test_stopping_at_any_depth_gives_the_definition_of_the_mixture(output: Outpu
             weights = torch.tensor([0.0] * (depth - 1) + [1.0])[:, None].expand(depth, 2)
         truth = (weights[:, :, None] * logits[:depth].softmax(-1)).sum(0)
         torch.testing.assert_close(mixed.softmax(-1), truth)
+
+
+def test_gathering_a_whole_table_copies_nothing():
+    table, other = torch.randn(3, 4), torch.randn(1, 4)
+    assert gather([Row(table, i) for i in range(3)]) is table
+    assert torch.equal(gather([Row(table, 2), Row(other, 0)]), torch.stack([table[2], other[0]]))
+    assert torch.equal(gather([Row(table, 1), Row(table, 0), Row(table, 2)]), table[[1, 0, 2]])
 
 
 def draw(params: SamplingParams, position: int = 3, seed: int = 0, **rest: object) -> Draw:
