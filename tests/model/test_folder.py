@@ -69,12 +69,12 @@ def loaded_norm(folder: Path) -> float | None:
         model = tah2.load(folder)
     except (ConfigError, OSError):
         return None
-    return float(model.model.norm.weight[0])
+    return float(model.model.norm.weight.detach()[0])
 
 
 def written(model: LoopedForCausalLM) -> Callable[[Path], None]:
     def write(folder: Path) -> None:
-        model.write(folder, max_shard_size="2KB")
+        model.write(folder, max_shard_size="4KB")
 
     return write
 
@@ -132,8 +132,8 @@ def test_an_interrupted_save_is_named_as_such(tmp_path: Path):
 
 
 def test_shards_of_an_earlier_save_do_not_stay(tmp_path: Path):
-    a_model(1).save_pretrained(tmp_path / "out", max_shard_size="2KB")
-    assert len(list((tmp_path / "out").glob("*.safetensors"))) > 2
+    a_model(1).save_pretrained(tmp_path / "out", max_shard_size="4KB")
+    assert len(list((tmp_path / "out").glob("*.safetensors"))) > 1
     (tmp_path / "out" / "notes.txt").write_text("mine")
     a_model(2).save_pretrained(tmp_path / "out")
     assert [path.name for path in (tmp_path / "out").glob("*.safetensors*")] == ["model.safetensors"]

@@ -48,8 +48,8 @@ def write_gguf(model: LlamaForCausalLM, path: Path) -> None:
     writer.add_rope_freq_base(10000.0)
     writer.add_vocab_size(config.vocab_size)
     writer.add_tokenizer_model("gpt2")
-    writer.add_token_list([*map(chr, range(97, 95 + config.vocab_size)), "ab", "<end>"])
-    writer.add_token_merges(["a b"])
+    writer.add_token_list([*map(chr, range(97, 94 + config.vocab_size)), "ab", "bc", "<end>"])
+    writer.add_token_merges(["a b", "b c"])
     writer.add_bos_token_id(config.vocab_size - 1)
     writer.add_eos_token_id(config.vocab_size - 1)
     placed = {"token_embd": tensors["model.embed_tokens.weight"], "output_norm": tensors["model.norm.weight"]}

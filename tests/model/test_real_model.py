@@ -38,7 +38,7 @@ def answer(model: LoopedForCausalLM, folder: Path, **options: Any) -> str:
     tokenizer = AutoTokenizer.from_pretrained(folder)
     question = [{"role": "user", "content": "What is the capital of France?"}]
     prompt = tokenizer.apply_chat_template(question, add_generation_prompt=True, return_tensors="pt", return_dict=True)
-    out = model.generate(**prompt, max_new_tokens=10, do_sample=False, **options)
+    out = model.generate(**prompt, max_new_tokens=9, do_sample=False, **options)
     return tokenizer.decode(out[0, prompt["input_ids"].shape[1] :])
 
 
