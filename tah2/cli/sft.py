@@ -14,8 +14,12 @@ Post-train a model as a recipe says, on this machine or, through torchrun, on ma
 
 A recipe is a YAML file; it may extend others ('extends: base.yaml'). Anything in it can be overridden with
 KEY=VALUE or --key VALUE. The folder 'out' receives metrics.jsonl, checkpoints that the same command resumes
-from, summary.json and, at the end, the model as a Hugging Face folder.
+from, summary.json and, at the end, the model as a Hugging Face folder. SIGTERM and Ctrl-C stop the run after the
+current step with a checkpoint, and exit code 0.
 """
+
+FLAGS = ("--show", "-h", "--help")
+"""May stand anywhere on the command line; every other word behind the recipe is an override."""
 
 
 def main(argv: list[str]) -> int:
@@ -25,18 +29,18 @@ def main(argv: list[str]) -> int:
     parser.add_argument("recipe", type=Path, help="a YAML recipe")
     parser.add_argument("overrides", nargs=argparse.REMAINDER, metavar="KEY=VALUE", help="values over the recipe's")
     parser.add_argument("--show", action="store_true", help="print the whole recipe as it would run, and stop")
-    arguments = parser.parse_args(argv)
+    words = [word for word in argv if word not in FLAGS]
+    arguments = parser.parse_args([*(word for word in argv if word in FLAGS), *words])
     from tah2.cli.recipe import load_recipe
 
-    overrides = [word for word in arguments.overrides if word != "--show"]
-    recipe = load_recipe(arguments.recipe, overrides)
+    recipe = load_recipe(arguments.recipe, arguments.overrides)
     recipe.setdefault("out", str(Path("runs") / arguments.recipe.stem))
 
     from tah2.config.strict import build, plain
     from tah2.train.config import TrainConfig
 
     config = build(TrainConfig, recipe)
-    if arguments.show or "--show" in arguments.overrides:
+    if arguments.show:
         import yaml
 
         print(yaml.safe_dump(plain(config), sort_keys=False), end="")

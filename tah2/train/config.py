@@ -11,10 +11,14 @@ from tah2.config.strict import ConfigError
 from tah2.data.budget import BudgetConfig
 from tah2.data.config import BatchConfig, DataConfig
 from tah2.data.procedural import ProceduralConfig
+from tah2.model.kinds import kind_of
 from tah2.model.start import StartConfig
 from tah2.objective.labels import label_scheme, weight_scheme
 from tah2.train.callbacks.table import check_loggers
 from tah2.train.lora import LoraConfig
+
+TAGS = 256
+"""Kinds of tokens that data may tell apart."""
 
 
 @dataclass(frozen=True)
@@ -31,6 +35,8 @@ class ModelSection:
     def __post_init__(self) -> None:
         if (self.path is None) == (self.shape is None):
             raise ConfigError("Name what to train: either 'model.path' (a checkpoint) or 'model.shape' (a config).")
+        if self.start.text is not None:
+            raise ConfigError("'model.start.text' is for conversion; training fits the start on its own data.")
 
 
 @dataclass(frozen=True)
@@ -49,8 +55,14 @@ class OptimizerSection:
     def __post_init__(self) -> None:
         if self.learning_rate <= 0:
             raise ConfigError(f"The learning rate must be positive, not {self.learning_rate}.")
+        if self.gate_learning_rate is not None and self.gate_learning_rate <= 0:
+            raise ConfigError(f"'gate_learning_rate' must be positive, not {self.gate_learning_rate}.")
         if not 0 <= self.minimum_ratio <= 1 or not 0 <= self.warmup_ratio < 1:
             raise ConfigError("'minimum_ratio' lies in [0, 1] and 'warmup_ratio' in [0, 1).")
+        if not all(0 <= beta < 1 for beta in self.betas) or self.epsilon <= 0 or self.weight_decay < 0:
+            raise ConfigError("'betas' lie in [0, 1), 'epsilon' is positive and 'weight_decay' not negative.")
+        if self.max_gradient_norm <= 0:
+            raise ConfigError(f"'max_gradient_norm' must be positive, not {self.max_gradient_norm}.")
 
 
 @dataclass(frozen=True)
@@ -76,6 +88,11 @@ class ObjectiveSection:
             raise ConfigError(f"'coverage' lies in (0, 1], not {self.coverage}.")
         if not 0 <= self.continue_all_ratio <= 1:
             raise ConfigError(f"'continue_all_ratio' lies in [0, 1], not {self.continue_all_ratio}.")
+        if self.decider_coefficient < 0:
+            raise ConfigError(f"'decider_coefficient' must not be negative, not {self.decider_coefficient}.")
+        for tag, weight in self.tag_weights.items():
+            if not tag.isdecimal() or int(tag) >= TAGS or weight < 0:
+                raise ConfigError(f"'tag_weights' maps tags 0 to {TAGS - 1} to weights >= 0, not {tag!r} to {weight}.")
         label_scheme(self.labels)
         weight_scheme(self.weights)
 
@@ -89,6 +106,11 @@ class SystemSection:
     compile: bool = False
     attention: str = "auto"
     threads: int | None = None
+    """CPU threads of one process; torch's own choice by default."""
+
+    def __post_init__(self) -> None:
+        if self.threads is not None and self.threads < 1:
+            raise ConfigError(f"'threads' must be at least 1, not {self.threads}.")
 
 
 @dataclass(frozen=True)
@@ -98,23 +120,36 @@ class ValidationSection:
     samples: int | None = None
     """At most so many held-out samples; all by default."""
 
+    def __post_init__(self) -> None:
+        if self.every < 0 or (self.samples is not None and self.samples < 1):
+            raise ConfigError("'validation.every' is 0 or more steps, 'validation.samples' at least 1.")
+
 
 @dataclass(frozen=True)
 class CheckpointSection:
     every: int = 500
+    """Steps between checkpoints; 0 writes one at the end alone."""
     keep: int = 2
     asynchronous: bool = True
+    """Write in the background while training goes on."""
+
+    def __post_init__(self) -> None:
+        if self.every < 0 or self.keep < 1:
+            raise ConfigError("'checkpoint.every' is 0 or more steps, 'checkpoint.keep' at least 1.")
 
 
 @dataclass(frozen=True)
 class LoggingSection:
     every: int = 10
+    """Steps between two records; each record sums up the steps since the one before."""
     loggers: tuple[str, ...] | None = None
     """Beside the JSON lines that are always written; None: TensorBoard where it is installed."""
     project: str = "tah2"
     name: str | None = None
 
     def __post_init__(self) -> None:
+        if self.every < 1:
+            raise ConfigError(f"'logging.every' must be at least 1 step, not {self.every}.")
         check_loggers(self.loggers or ())
 
 
@@ -140,6 +175,8 @@ class TrainConfig:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        if self.loop is not None:
+            kind_of(self.loop)
         if (self.data is None) == (self.procedural is None):
             raise ConfigError("Give the training data as either 'data' (conversations) or 'procedural' (a task).")
         if self.model.shape is not None and self.adapter is not None:

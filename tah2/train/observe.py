@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from tah2.compute.train import TrainCounts
+from dataclasses import replace
+
+from tah2.compute.train import TrainCounts, TrainFlops, train_flops_recorded
 from tah2.data.packing import IGNORE, PackedBatch
 from tah2.model.loop import LoopedDecoder
 from tah2.train.depth_stats import DepthObservation, DepthStats
@@ -10,9 +12,13 @@ from tah2.train.readers import TargetReading
 from tah2.train.schemes import Outcome
 
 
-def observe(outcome: Outcome, batch: PackedBatch, ceiling: int, supervised_tokens: int) -> DepthStats:
+def observe(
+    outcome: Outcome, batch: PackedBatch, ceiling: int, supervised_tokens: int, looks_ahead: bool = True
+) -> DepthStats:
     """Sums of one micro-batch; `supervised_tokens` is the N by which the outcome's losses are divided."""
     depths = [_depth(outcome, number, batch, supervised_tokens) for number in range(len(outcome.run.passes))]
+    if not looks_ahead:
+        depths = [replace(depth, lookahead=None) for depth in depths]
     return DepthStats.observe(
         depths,
         ceiling,
@@ -22,10 +28,22 @@ def observe(outcome: Outcome, batch: PackedBatch, ceiling: int, supervised_token
     )
 
 
-def count(outcome: Outcome, batch: PackedBatch, decoder: LoopedDecoder, ceiling: int) -> TrainCounts:
-    """Tokens and query-key pairs that the micro-batch ran."""
+def count(
+    outcome: Outcome, batch: PackedBatch, decoder: LoopedDecoder, ceiling: int, looks_ahead: bool = True
+) -> TrainCounts:
+    """Tokens and query-key pairs that the micro-batch ran; those of lookaheads only where the scheme has them."""
     rule, executed = decoder.kind.rule, outcome.run.executed
-    return TrainCounts.of(rule, batch.document, executed, ceiling, supervised=batch.targets != IGNORE)
+    counts = TrainCounts.of(rule, batch.document, executed, ceiling, supervised=batch.targets != IGNORE)
+    if looks_ahead:
+        return counts
+    zero = TrainCounts.zero(ceiling)
+    return replace(zero, tokens=counts.tokens, pairs=counts.pairs, once=counts.once)
+
+
+def flops_of(counts: TrainCounts, decoder: LoopedDecoder, freezes_backbone: bool) -> TrainFlops:
+    """Training FLOPs of what ran; behind a frozen backbone there is no backward pass worth counting."""
+    flops = train_flops_recorded(decoder.backbone, decoder.loop, counts)
+    return replace(flops, forward_backward=flops.forward_backward / 3) if freezes_backbone else flops
 
 
 def _depth(outcome: Outcome, number: int, batch: PackedBatch, supervised_tokens: int) -> DepthObservation:

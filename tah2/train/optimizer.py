@@ -7,6 +7,7 @@ import math
 import torch
 from torch import nn
 
+from tah2.config.strict import ConfigError
 from tah2.model.loop import LoopedDecoder
 from tah2.train.config import OptimizerSection
 
@@ -16,6 +17,10 @@ def build_optimizer(decoder: LoopedDecoder, config: OptimizerSection) -> torch.o
 
     Every group remembers its peak rate as `peak`, which the schedule scales.
     """
+    if config.gate_learning_rate is not None and decoder.gate is None:
+        raise ConfigError(
+            f"Loop {decoder.kind.name!r} has no gate, so 'optimizer.gate_learning_rate' has no use; leave it out."
+        )
     groups: dict[tuple[float, float], list[nn.Parameter]] = {}
     for name, parameter in decoder.named_parameters():
         if not parameter.requires_grad:
@@ -28,7 +33,7 @@ def build_optimizer(decoder: LoopedDecoder, config: OptimizerSection) -> torch.o
         {"params": parameters, "lr": rate, "peak": rate, "weight_decay": decay}
         for (rate, decay), parameters in groups.items()
     ]
-    return torch.optim.AdamW(described, betas=config.betas, eps=config.epsilon)
+    return torch.optim.AdamW(described, betas=config.betas, eps=config.epsilon, fused=True)
 
 
 def schedule(config: OptimizerSection, step: int, steps: int) -> float:

@@ -19,15 +19,16 @@ class TargetReading:
     predicted: Predicted | None
 
 
-@dataclass
 class TargetReader:
-    """Target log-probabilities (differentiable), top-1 tokens, and the most probable tokens where a part asks."""
+    """Target log-probabilities (differentiable), top-1 tokens, and the most probable tokens where a part asks.
 
-    weight: Tensor
-    """`[V, d]`"""
-    targets: Tensor
-    """long `[N]`; -100 where there is no target"""
-    every_depth: bool
+    No dataclass: FSDP2 looks into dataclasses among the arguments of a forward for inputs that require gradient. It
+    would take the head's weight for one, and close the gradients of its unit as soon as that input's is known.
+    """
+
+    def __init__(self, weight: Tensor, targets: Tensor, every_depth: bool) -> None:
+        """weight `[V, d]`; targets long `[N]`, -100 where there is none."""
+        self.weight, self.targets, self.every_depth = weight, targets, every_depth
 
     def read(self, state: Tensor, index: Tensor, depth: int, top_k: int) -> TargetReading:
         reading = read_head(state, self.weight, self.targets[index], top_k=top_k)

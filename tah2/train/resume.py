@@ -141,6 +141,11 @@ class CheckpointStore:
         found = next(reversed(self._whole(warn=True)), None) if self.world.is_main else None
         return self._from_main(found)
 
+    def check(self, path: str | Path, config: Mapping[str, Any]) -> None:
+        """Refuse a checkpoint of another configuration, before anything is loaded for it."""
+        described = json.loads((Path(path) / STATE).read_text(encoding="utf-8"))
+        refuse_other_config(Path(path), described["config"], config)
+
     def load(self, path: str | Path, state: TrainingState) -> None:
         """Fill `state` from the checkpoint, on any number of ranks.
 
@@ -152,7 +157,7 @@ class CheckpointStore:
         if complaint:
             raise ConfigError(f"{path} {complaint}; resume from another checkpoint or start a new run.")
         described = json.loads((path / STATE).read_text(encoding="utf-8"))
-        _refuse_other_config(path, described["config"], _json(state.config))
+        refuse_other_config(path, described["config"], state.config)
         try:
             self._load_tensors(path, state, described["world_size"])
         except ConfigError:
@@ -317,8 +322,9 @@ def _order(path: Path) -> int:
     return int(json.loads((path / MARKER).read_text(encoding="utf-8"))["order"])
 
 
-def _refuse_other_config(path: Path, saved: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    then, here = dict(_leaves(saved)), dict(_leaves(now))
+def refuse_other_config(path: Path, saved: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    """One sentence that names what differs between the configuration of the run at `path` and this one."""
+    then, here = dict(_leaves(saved)), dict(_leaves(_json(now)))
     names = [name for name in {**then, **here} if then.get(name, _ABSENT) != here.get(name, _ABSENT)]
     if names:
         shown = [f"{name} was {then.get(name, _ABSENT)}, is {here.get(name, _ABSENT)}" for name in names[:5]]

@@ -15,15 +15,19 @@ Every loss is divided by the supervised tokens of the whole global batch, so mic
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 import torch.distributed as dist
+from numpy.typing import NDArray
 from torch import Tensor
 
 from tah2.config.strict import ConfigError, suggestion
+from tah2.data.order import mixed_hash
 from tah2.data.packing import IGNORE, PackedBatch
 from tah2.model.gate import Gate
 from tah2.model.kinds import Output
@@ -81,14 +85,19 @@ class Context:
     settings: LoopSettings
     group: dist.ProcessGroup | None = None
     seed: int = 0
-    """Of this micro-batch: sampled decisions are a function of it"""
+    """Of this optimizer step: sampled decisions are a function of it"""
     continue_all: bool = False
     token_weight: Tensor | None = None
     """fp32 `[N]`, where kinds of tokens weigh differently"""
 
 
 class Scheme(Protocol):
+    options: tuple[str, ...]
+    """Fields of the objective that change what the scheme does."""
     freezes_backbone: bool
+    """Nothing but the gate learns."""
+    looks_ahead: bool
+    """Stopped tokens run once more without gradient."""
 
     def check(self, decoder: LoopedDecoder) -> None:
         """Refuse a model that the scheme cannot train, in one sentence."""
@@ -115,13 +124,22 @@ class Sampled:
     """Continue with the decider's own probability; noise is a function of (seed, depth, token)."""
 
     seed: int
+    keys: NDArray[np.uint64]
+    """`[N]`: names of the tokens, from `token_keys`"""
 
     def __call__(
         self, gate: Gate, probability: Tensor, survival: Tensor, depth: int, index: Tensor, reading: Any
     ) -> Tensor:
-        generator = torch.Generator().manual_seed(self.seed * 1_000_003 + depth)
-        noise = torch.rand(int(index.max()) + 1 if len(index) else 0, generator=generator).to(probability.device)
-        return noise[index] < probability
+        bits = mixed_hash(self.seed, depth, self.keys[index.cpu().numpy()])
+        noise = ((bits >> np.uint64(40)) * 2.0**-24).astype(np.float32)  # [0, 1) in steps that fp32 holds exactly
+        return torch.from_numpy(noise).to(probability.device) < probability
+
+
+def token_keys(batch: PackedBatch) -> NDArray[np.uint64]:
+    """uint64 `[N]`: each token by the name of its sample and its position, however samples are packed."""
+    digests = [hashlib.blake2b(name.encode(), digest_size=8).digest() for name in batch.samples or ("",)]
+    names = np.frombuffer(b"".join(digests), np.uint64)
+    return mixed_hash(names[batch.document.cpu().numpy()], batch.position.cpu().numpy())
 
 
 @dataclass(frozen=True)
@@ -140,7 +158,9 @@ class Oracle:
 class LastDepth:
     """1/N sum -log q^(last)[y*]; also forms the head's gradient while the logits are at hand."""
 
+    options: tuple[str, ...] = ("tag_weights",)
     freezes_backbone = False
+    looks_ahead = False
 
     def check(self, decoder: LoopedDecoder) -> None:
         if decoder.gate is not None:
@@ -155,7 +175,9 @@ class LastDepth:
 class EveryDepth:
     """Ouro, stage I: 1/N sum_t 1/M sum_m l^(m); every token executes every depth."""
 
+    options: tuple[str, ...] = ("tag_weights",)
     freezes_backbone = False
+    looks_ahead = False
 
     def check(self, decoder: LoopedDecoder) -> None:
         if decoder.gate is not None or decoder.kind.loops_middle:
@@ -171,11 +193,18 @@ class EveryDepth:
 class UniformMixture:
     """TaH2-fixed: 1/N sum_t -log (1/M sum_m q^(m)[y*])."""
 
+    options: tuple[str, ...] = ()
     freezes_backbone = False
+    looks_ahead = False
 
     def check(self, decoder: LoopedDecoder) -> None:
         if decoder.gate is not None or decoder.kind.loops_middle:
             raise ConfigError(f"Scheme 'uniform-mixture' trains fixed whole-stack loops, not {decoder.kind.name!r}.")
+        if decoder.kind.output is not Output.UNIFORM_MIXTURE:
+            raise ConfigError(
+                "Scheme 'uniform-mixture' trains a prediction that this loop would not make: "
+                "set 'loop.output' to 'uniform-mixture'."
+            )
 
     def __call__(self, decoder: LoopedDecoder, batch: PackedBatch, context: Context) -> Outcome:
         reader = TargetReader(decoder.head_weight, batch.targets, True)
@@ -187,7 +216,9 @@ class UniformMixture:
 class ExitGateStage:
     """Ouro, stage II: the gate learns soft exit targets with all depths executed; nothing else trains."""
 
+    options: tuple[str, ...] = ()
     freezes_backbone = True
+    looks_ahead = False
 
     def check(self, decoder: LoopedDecoder) -> None:
         if decoder.gate is None or decoder.ceiling() < 2:
@@ -207,7 +238,16 @@ class ExitGateStage:
 class Lookahead:
     """TaH2: mixture likelihood plus the cost-sensitive decider loss on online labels (the joint objective)."""
 
+    options: tuple[str, ...] = (
+        "coverage",
+        "decider_coefficient",
+        "labels",
+        "weights",
+        "decisions",
+        "continue_all_ratio",
+    )
     freezes_backbone = False
+    looks_ahead = True
 
     def check(self, decoder: LoopedDecoder) -> None:
         if decoder.gate is None or decoder.kind.loops_middle:
@@ -215,7 +255,7 @@ class Lookahead:
 
     def __call__(self, decoder: LoopedDecoder, batch: PackedBatch, context: Context) -> Outcome:
         objective, count = context.objective, context.supervised_tokens
-        run = _looped(decoder, batch, context, _router(decoder, context))
+        run = _looped(decoder, batch, context, _router(decoder, batch, context))
         logits, executed = _by_depth(run, decoder.ceiling(context.settings.max_depth))
         supervision = supervise(run, batch, decoder.ceiling(context.settings.max_depth), objective, context.group)
         decider = _decider_loss(run, supervision, count)
@@ -230,7 +270,9 @@ class Lookahead:
 class OracleStage:
     """The predecessor TaH, stage I: the backbone learns under the oracle policy; the last depth predicts."""
 
+    options: tuple[str, ...] = ()
     freezes_backbone = False
+    looks_ahead = False
 
     def check(self, decoder: LoopedDecoder) -> None:
         if decoder.gate is None or decoder.kind.output is not Output.LAST:
@@ -238,17 +280,15 @@ class OracleStage:
 
     def __call__(self, decoder: LoopedDecoder, batch: PackedBatch, context: Context) -> Outcome:
         run = _looped(decoder, batch, context, Oracle(batch.targets), lookahead=False)
-        executed = [current.index for current in run.passes]
-        weights = LOG_WEIGHTS[Output.LAST]([], executed)
-        logprobs = [current.reading.measured.target_logprob for current in run.passes]
-        logprob = mixture_logprob(weights, logprobs, executed)
-        return _plain(prediction_loss(logprob, batch.targets != IGNORE, context.supervised_tokens), run)
+        return _plain(_last_depth_loss(run, batch, context.supervised_tokens), run)
 
 
 class DeciderStage:
     """The predecessor TaH, stage II: the decider alone learns the oracle's decisions, under the oracle policy."""
 
+    options: tuple[str, ...] = ()
     freezes_backbone = True
+    looks_ahead = False
 
     def check(self, decoder: LoopedDecoder) -> None:
         OracleStage().check(decoder)
@@ -258,7 +298,8 @@ class DeciderStage:
         labels = replace(context.objective, labels=ORACLE_LABELS, weights="uniform")
         supervision = supervise(run, batch, decoder.ceiling(context.settings.max_depth), labels, context.group)
         loss = _decider_loss(run, supervision, context.supervised_tokens)
-        return Outcome(loss + run.idle, torch.zeros_like(loss.detach()), loss.detach(), run, supervision)
+        prediction = _last_depth_loss(run, batch, context.supervised_tokens).detach()
+        return Outcome(loss + run.idle, prediction, loss.detach(), run, supervision)
 
 
 SCHEMES: dict[str, Callable[[], Scheme]] = {
@@ -279,8 +320,11 @@ def scheme_for(decoder: LoopedDecoder, objective: ObjectiveSection) -> Scheme:
         raise ConfigError(f"Unknown training scheme {name!r}{suggestion(name, SCHEMES)}.")
     scheme = SCHEMES[name]()
     scheme.check(decoder)
-    if objective.tag_weights and not isinstance(scheme, (LastDepth, EveryDepth)):
-        raise ConfigError(f"'objective.tag_weights' works with the schemes last-depth and every-depth, not {name!r}.")
+    default = ObjectiveSection()
+    for field in fields(objective):
+        given = getattr(objective, field.name) != getattr(default, field.name)
+        if given and field.name not in ("scheme", *scheme.options):
+            raise ConfigError(f"Scheme {name!r} has no use for 'objective.{field.name}'; leave it out.")
     return scheme
 
 
@@ -305,6 +349,14 @@ def supervise(
     return Supervision(evidence, labels, class_balance(counts).to(batch.ids.device), counts)
 
 
+def _last_depth_loss(run: LoopRun, batch: PackedBatch, supervised_tokens: int) -> Tensor:
+    """Next-token loss of each token's last executed depth, whose head was read inside the loop."""
+    executed = [current.index for current in run.passes]
+    logprobs = [current.reading.measured.target_logprob for current in run.passes]
+    logprob = mixture_logprob(LOG_WEIGHTS[Output.LAST]([], executed), logprobs, executed)
+    return prediction_loss(logprob, batch.targets != IGNORE, supervised_tokens)
+
+
 def _decider_loss(run: LoopRun, supervision: Supervision, supervised_tokens: int) -> Tensor:
     empty = run.idle.new_zeros(0, dtype=torch.float32)
     logits = [
@@ -324,11 +376,11 @@ def _looped(
     return decoder(tokens_of(batch), TargetReader(decoder.head_weight, batch.targets, True), settings)
 
 
-def _router(decoder: LoopedDecoder, context: Context) -> Router:
+def _router(decoder: LoopedDecoder, batch: PackedBatch, context: Context) -> Router:
     if context.continue_all:
         return ContinueAll()
     if context.objective.decisions == "sampled":
-        return Sampled(context.seed)
+        return Sampled(context.seed, token_keys(batch))
     return Thresholded(decoder.loop.exit_threshold)
 
 

@@ -13,6 +13,7 @@ from tah2.model.loop import LoopedDecoder, LoopRun, LoopSettings
 from tah2.model.weights import LOG_WEIGHTS
 from tah2.objective.head import read_head
 from tah2.objective.mixture import mixture_logprob
+from tah2.train.config import TAGS
 from tah2.train.readers import TargetReader
 from tah2.train.schemes import tokens_of
 
@@ -30,12 +31,28 @@ def validate(
 
     `pool` sums a tensor over ranks. Losses along the routes of the exit threshold, as at inference.
     """
+    was_training = decoder.training
+    decoder.eval()
+    try:
+        return _named(*_sums(decoder, batches, settings, device, pool), decoder.ceiling(settings.max_depth))
+    finally:
+        decoder.train(was_training)
+
+
+def _sums(
+    decoder: LoopedDecoder,
+    batches: Sequence[PackedBatch],
+    settings: LoopSettings,
+    device: torch.device,
+    pool: Callable[[Tensor], Tensor],
+) -> tuple[Tensor, Tensor]:
+    """fp64 sums over all ranks: losses and counts in all and by depth, then losses and counts by tag."""
     ceiling = decoder.ceiling(settings.max_depth)
     sums = torch.zeros(4 + 2 * ceiling, dtype=torch.float64)
-    tags = torch.zeros(2, 256, dtype=torch.float64)
+    tags = torch.zeros(2, TAGS, dtype=torch.float64)
     for batch in batches:
         if batch.is_placeholder:
-            _measure(decoder, batch.to(device), settings)
+            _measure(decoder, batch.to(device), settings)  # other ranks need its passes
             continue
         batch = batch.to(device)
         run, logprob = _measure(decoder, batch, settings)
@@ -52,7 +69,7 @@ def validate(
             tag = batch.tags[supervised].cpu()
             tags[0].index_add_(0, tag, loss[supervised].cpu())
             tags[1].index_add_(0, tag, torch.ones(len(tag), dtype=torch.float64))
-    return _named(pool(sums), pool(tags), ceiling)
+    return pool(sums), pool(tags)
 
 
 def _named(sums: Tensor, tags: Tensor, ceiling: int) -> dict[str, float]:
