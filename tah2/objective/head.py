@@ -3,8 +3,9 @@
     l = -log q[y*],   q = softmax(W_out h)
 
 `read_head` returns per-row readings of q, differentiable in `target_logprob`; its backward computes the
-logits of each chunk again (four products in all). `nll_sum` is the linear loss -sum_t w_t log q_t[y*_t]; as
-its upstream gradient is one scalar, it forms the gradient while the logits are at hand (three products).
+logits of each chunk again (four products in all), save those of the last chunk on CPUs, which are kept.
+`nll_sum` is the linear loss -sum_t w_t log q_t[y*_t]; as its upstream gradient is one scalar, it forms the
+gradient while the logits are at hand (three products).
 
 Products run in the dtype of `hidden` (or of autocast where that is on), softmax and statistics in fp32,
 and the weight's gradient is summed over chunks in fp32.
@@ -25,6 +26,8 @@ NO_TARGET = -100
 
 _CHUNK_BYTES = {"cuda": 1 << 30}
 _CHUNK_BYTES_ELSEWHERE = 1 << 26
+_KEPT_BYTES = {"cpu": 1 << 26}
+"""Log-probabilities of so many bytes may wait for `read_head`'s backward instead of being computed again."""
 
 
 class HeadReading(NamedTuple):
@@ -139,6 +142,7 @@ class _ReadHead(torch.autograd.Function):
         top_probs = torch.zeros(len(hidden), top_k, dtype=statistics, device=hidden.device)
         top_tokens = torch.full((len(hidden), top_k), -1, dtype=torch.long, device=hidden.device)
         top_token = torch.full_like(targets, -1)
+        logprob: Tensor | None = None
         with _without_autocast(hidden):
             cast_weight = weight.to(compute)
             for chunk in _chunks(rows, len(hidden), chunk_rows):
@@ -154,6 +158,9 @@ class _ReadHead(torch.autograd.Function):
                     top_probs[chunk] = (largest.to(statistics) - total).exp()
         ctx.save_for_backward(hidden, weight, targets, rows)
         ctx.chunk_rows, ctx.compute = chunk_rows, compute
+        ctx.kept = None
+        if logprob is not None and any(ctx.needs_input_grad[:2]) and _may_keep(logprob):
+            ctx.kept = _first_row(chunk), logprob  # never written to, so that backward may run twice
         ctx.mark_non_differentiable(logsumexp, top_probs, top_token, top_tokens)
         ctx.set_materialize_grads(False)
         return target_logprob, logsumexp, top_probs, top_token, top_tokens
@@ -164,10 +171,16 @@ class _ReadHead(torch.autograd.Function):
         if upstream is None:
             return (None,) * 7
         hidden, weight, targets, rows = ctx.saved_tensors
-        rows = _rows_where(targets != NO_TARGET) if rows is None else rows
         with _without_autocast(hidden):
             gradient = _Gradient(hidden, weight, ctx.compute, *ctx.needs_input_grad[:2])
-            for chunk in _chunks(rows, len(hidden), ctx.chunk_rows):
+            again = (targets != NO_TARGET).nonzero()[:, 0]
+            if ctx.kept is not None:
+                first, logprob = ctx.kept
+                again, kept = again[again < first], again[again >= first]
+                local = kept - first if rows is None else torch.arange(len(kept), device=kept.device)
+                probs = (logprob if len(local) == len(logprob) else logprob[local]).exp()
+                gradient.add(kept, probs, targets[kept], upstream[kept])
+            for chunk in _chunks(None if len(again) == len(hidden) else again, len(hidden), ctx.chunk_rows):
                 logits = hidden[chunk].to(ctx.compute) @ gradient.cast_weight.T
                 probs = logits.softmax(-1, dtype=upstream.dtype)
                 gradient.add(chunk, probs, targets[chunk], upstream[chunk])
@@ -241,6 +254,14 @@ def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
         torch.addmm(total, left, right, out_dtype=total.dtype, out=total)
     else:
         total.addmm_(left.to(total.dtype), right.to(total.dtype))
+
+
+def _may_keep(logprob: Tensor) -> bool:
+    return logprob.nbytes <= _KEPT_BYTES.get(logprob.device.type, 0)
+
+
+def _first_row(chunk: slice | Tensor) -> int:
+    return int(chunk.start if isinstance(chunk, slice) else chunk[0])
 
 
 def _chunks(rows: Tensor | None, count: int, chunk_rows: int) -> Iterator[slice | Tensor]:

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from tah2.objective import head
 from tah2.objective.head import NO_TARGET, default_chunk_rows, largest_of, nll_sum, read_head, read_head_reference
 
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
@@ -74,10 +75,11 @@ def test_without_top_k_only_supervised_rows_are_read() -> None:
     hidden, weight, targets, _ = make(9, 4, 11, seed=2)
     rows = MatrixProductRows()
     with rows:
-        reading = read_head(hidden, weight, targets)
+        reading = read_head(hidden, weight, targets, chunk_rows=2)
         reading.target_logprob.sum().backward()
     supervised = targets != NO_TARGET
-    assert rows.read == 2 * int(supervised.sum())  # once forward, once again backward
+    assert int(supervised.sum()) == 4
+    assert rows.read == 4 + 2  # all forward, and in backward again those of all chunks but the last
     assert torch.equal(reading.top_token == -1, ~supervised)
     assert not reading.logsumexp[~supervised].any()
     assert reading.logsumexp[supervised].all()
@@ -87,8 +89,8 @@ def test_with_top_k_the_backward_recomputes_only_supervised_rows() -> None:
     hidden, weight, targets, _ = make(9, 4, 11, seed=2)
     rows = MatrixProductRows()
     with rows:
-        read_head(hidden, weight, targets, top_k=3).target_logprob.sum().backward()
-    assert rows.read == 9 + int((targets != NO_TARGET).sum())
+        read_head(hidden, weight, targets, top_k=3, chunk_rows=3).target_logprob.sum().backward()
+    assert rows.read == 9 + int((targets[:6] != NO_TARGET).sum())
 
 
 def test_without_targets_every_row_is_read() -> None:
@@ -132,7 +134,7 @@ def test_a_frozen_input_gets_no_gradient_and_costs_no_product(frozen: str) -> No
     with count:
         nll_sum(hidden, weight, targets, token_weight).backward()
         read_head(hidden, weight, targets).target_logprob.sum().backward()
-    assert count.products == 2 + 3
+    assert count.products == 2 + 2
     assert still.grad is None
     assert moving.grad is not None
     assert moving.grad.abs().sum() > 0
@@ -143,6 +145,22 @@ def test_backward_may_run_twice() -> None:
     total = nll_sum(hidden, weight, targets, token_weight)
     first = torch.autograd.grad(total, weight, retain_graph=True)
     assert torch.equal(first[0], torch.autograd.grad(total, weight)[0])
+    read = read_head(hidden, weight, targets, top_k=2, chunk_rows=3).target_logprob.sum()
+    first = torch.autograd.grad(read, weight, retain_graph=True)
+    assert torch.equal(first[0], torch.autograd.grad(read, weight)[0])
+
+
+@pytest.mark.parametrize("top_k", [0, 2])
+def test_log_probabilities_that_are_kept_change_no_gradient(top_k: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    hidden, weight, targets, token_weight = make(9, 4, 11, seed=9)
+
+    def gradients() -> tuple[Tensor, ...]:
+        reading = read_head(hidden, weight, targets, top_k=top_k, chunk_rows=4)
+        return torch.autograd.grad((reading.target_logprob * token_weight).sum(), (hidden, weight))
+
+    kept = gradients()
+    monkeypatch.setattr(head, "_KEPT_BYTES", {})
+    torch.testing.assert_close(kept, gradients(), rtol=1e-6, atol=1e-6)
 
 
 def test_under_no_grad_the_loss_forms_no_gradient() -> None:
