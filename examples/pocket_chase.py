@@ -50,6 +50,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="also write the results here")
     arguments = parser.parse_args()
     rows = []
+    origin = made_by(arguments)
     for seed in arguments.seeds:
         base = train_base(arguments.out / f"seed-{seed}", seed)
         for name in arguments.variants:
@@ -58,7 +59,7 @@ def main() -> None:
     print("\n" + "\n".join([HEADER, *map(line, rows)]))
     if arguments.json:
         arguments.json.parent.mkdir(parents=True, exist_ok=True)
-        arguments.json.write_text(json.dumps({"made_by": made_by(arguments), "rows": rows}, indent=2) + "\n")
+        arguments.json.write_text(json.dumps({"made_by": origin, "rows": rows}, indent=2) + "\n")
 
 
 def train_base(out: Path, seed: int) -> Path:
