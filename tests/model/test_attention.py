@@ -10,8 +10,9 @@ from torch import Tensor
 
 from tah2.config.strict import ConfigError
 from tah2.model.attention import attention_backend, tiles
+from tah2.model.attention.auto import GpuBackend
 from tah2.model.attention.dense import DenseBackend
-from tah2.model.attention.flex import FlexBackend
+from tah2.model.attention.flex import FlexBackend, FlexPlan
 from tah2.model.attention.tiles import TileBackend, TilePlan
 from tah2.visibility import DUO_CAUSAL, PER_ITERATION, RULES, Entries
 
@@ -166,6 +167,15 @@ def test_kept_masks_are_bounded_and_shared_by_layers():
 
 def test_backends_are_chosen_by_name():
     assert isinstance(attention_backend("auto"), TileBackend)
-    assert isinstance(attention_backend("auto", "cuda"), FlexBackend)
+    assert isinstance(attention_backend("auto", "cuda"), GpuBackend)
     with pytest.raises(ConfigError, match="did you mean 'tiles'"):
         attention_backend("tile")
+
+
+def test_the_gpus_choice_is_flash_for_plain_causal_passes_and_block_masks_elsewhere() -> None:
+    first = Entries.of(torch.tensor([0, 0, 1]), torch.tensor([0, 1, 0]), 1)
+    second = Entries.of(torch.tensor([0]), torch.tensor([1]), 2)
+    gpu = attention_backend("auto", "cuda")
+    assert isinstance(gpu.plan(DUO_CAUSAL, first, first), TilePlan)
+    assert isinstance(gpu.plan(DUO_CAUSAL, second, Entries.cat([first, second])), FlexPlan)
+    assert isinstance(attention_backend("auto", "cpu"), TileBackend)

@@ -31,7 +31,8 @@ class AttentionBackend(Protocol):
 
 
 def attention_backend(name: str, device: torch.device | str = "cpu") -> AttentionBackend:
-    """A backend by name; "auto" takes FlexAttention on CUDA and tiles everywhere else."""
+    """A backend by name; "auto" takes tiles on CPU; on CUDA tiles for plain causal passes, FlexAttention else."""
+    from tah2.model.attention.auto import GpuBackend
     from tah2.model.attention.dense import DenseBackend
     from tah2.model.attention.flex import FlexBackend
     from tah2.model.attention.tiles import TileBackend
@@ -40,7 +41,7 @@ def attention_backend(name: str, device: torch.device | str = "cpu") -> Attentio
         "dense": DenseBackend,
         "tiles": TileBackend,
         "flex": FlexBackend,
-        "auto": FlexBackend if torch.device(device).type == "cuda" else TileBackend,
+        "auto": GpuBackend if torch.device(device).type == "cuda" else TileBackend,
     }
     if name not in table:
         raise ConfigError(f"Unknown attention backend {name!r}{suggestion(name, table)}.")

@@ -123,7 +123,7 @@ class TileBackend:
     def plan(self, rule: Rule, query: Entries, key: Entries) -> TilePlan:
         device = query.position.device
         query_order, key_order = reading_order(query), reading_order(key)
-        causal = _is_plain_causal(rule, query, key)
+        causal = is_plain_causal(rule, query, key)
         query, key = query[query_order], key[key_order]
         pieces = _pieces(query, key, whole_documents=causal)
         groups = _group(pieces)
@@ -144,7 +144,7 @@ def _unless_sorted(order: Tensor) -> Tensor | None:
     return None if bool((order[1:] > order[:-1]).all()) else order
 
 
-def _is_plain_causal(rule: Rule, query: Entries, key: Entries) -> bool:
+def is_plain_causal(rule: Rule, query: Entries, key: Entries) -> bool:
     """Queries and keys are the same entries, all at one depth, so that the rule is causality within documents."""
     if len(query) != len(key) or not rule.causal_within(int(query.depth[0])):
         return False
