@@ -24,7 +24,10 @@ class Bench(NamedTuple):
     help: str
 
 
-BENCHES = {"train": Bench("tah2.bench.train", "time and memory of training steps")}
+BENCHES = {
+    "train": Bench("tah2.bench.train", "time and memory of training steps"),
+    "decode": Bench("tah2.bench.decode", "speed of decoding"),
+}
 
 
 def main(argv: list[str]) -> int:

@@ -1,0 +1,310 @@
+"""`tah2 bench decode`: what decoding costs, as ratios measured side by side on the same fp32 weights.
+
+| ratio | of | over | target |
+|---|---|---|---|
+| tah2_over_standard_latency_b1, _b4, _b16 | TaH2's time per token (M = 2, mean depth 1.2) | Standard's | b1: <= 1.10; else flops_over_standard + 3% |
+| flops_over_standard | FLOPs of that decoding, exact from the recorded depths, at batch 16 | Standard's | (a yardstick) |
+| depth_batching_over_lockstep_b16_m4 | throughput of plain depth batching (M = 4, mean depth 1.2) | the same engine where everybody waits for the deepest | >= 1.3 |
+| over_transformers_b1, _b8 | Standard's tokens per second | transformers' `generate` | >= 1.8, >= 2 |
+| over_llamacpp_b1, _b8, _b16 | Standard's tokens per second | llama.cpp's, the same fp32 weights | >= 1, 1.4, 1.5 |
+| bandwidth_share_b1 | bytes of weights that Standard reads per second at batch 1 | reading memory in order | >= 0.8 |
+| overhead_share_b16 | time of a Standard step outside the model's computation at batch 16 | the step | < 0.05 |
+| prefill_over_transformers | Standard's speed on a prompt of 512 tokens | transformers' | >= 1.3 |
+
+Prefill is not part of the decoding times. A peer that cannot run is null here and named in `missing`. Depths are
+controlled: the decider answers 1 - (the largest probability), so hard tokens continue, and an exit threshold is found
+under which the mean depth is 1.2. Times are the best of interleaved rounds; `raw` has every round.
+"""  # noqa: E501
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from statistics import median
+from typing import Any
+
+import torch
+
+from tah2.bench.decoders import (
+    Decoded,
+    Engines,
+    Ids,
+    Models,
+    Timed,
+    TransformersPeer,
+    decode,
+    make_models,
+    prefill,
+    threshold_of_depth,
+)
+from tah2.bench.machine import describe
+from tah2.bench.rounds import Ratio, interleaved
+from tah2.engine import kernels
+
+MEAN_DEPTH = 1.2
+TARGETS = {
+    "tah2_over_standard_latency_b1": "at most 1.10",
+    "tah2_over_standard_latency_b4": "at most FLOPs + 3%",
+    "tah2_over_standard_latency_b16": "at most FLOPs + 3%",
+    "flops_over_standard": "",
+    "depth_batching_over_lockstep_b16_m4": "at least 1.3",
+    "over_transformers_b1": "at least 1.8",
+    "over_transformers_b8": "at least 2",
+    "over_llamacpp_b1": "at least 1",
+    "over_llamacpp_b8": "at least 1.4",
+    "over_llamacpp_b16": "at least 1.5",
+    "bandwidth_share_b1": "at least 0.8",
+    "overhead_share_b16": "less than 0.05",
+    "prefill_over_transformers": "at least 1.3",
+}
+NO_LLAMACPP = "llama.cpp is not measured: run its llama-bench on an F32 GGUF file of the same model beside this."
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is measured; the quick plan checks that the benchmark works, its figures say nothing."""
+
+    rounds: int
+    model: str
+    pocket: str
+    """A small model, whose share of overhead is studied too."""
+    prompt: int
+    each: dict[int, int] = field(hash=False)
+    """Batch -> output tokens per prompt."""
+    prefill: int
+    yardstick: int
+    """Numbers that the bandwidth's yardstick reads."""
+
+
+FULL = Plan(5, "smollm2-135m", "qwen3-5m", 32, {1: 48, 4: 24, 8: 24, 16: 16}, 512, 64 << 20)
+QUICK = Plan(1, "qwen3-tiny", "qwen3-tiny", 8, {1: 4, 4: 4, 8: 4, 16: 4}, 24, 1 << 16)
+
+
+def measure(plan: Plan, threads: int | None = None, say: Say = lambda line: None) -> dict[str, Any]:
+    """Run the plan; `say` hears what is being measured."""
+    if threads is not None:
+        torch.set_num_threads(threads)
+    machine = describe(torch.device("cpu"))
+    with torch.inference_mode():
+        say(f"preparing {plan.model}")
+        bench = _Bench(plan, make_models(plan.model, (2, 4)), say)
+        raw = {
+            "weights": "pretrained" if bench.models.pretrained else "random",
+            "kernels": kernels.available(),
+            "b1": bench.against_transformers(1) | {"loop": bench.tah2(1)},
+            "b4": {"loop": bench.tah2(4)},
+            "b8": bench.against_transformers(8),
+            "b16": {"loop": bench.tah2(16)},
+            "bandwidth": bench.bandwidth(),
+            "lockstep": bench.lockstep(),
+            "overhead": bench.overhead(),
+            "prefill": bench.prefill(),
+        }
+    ratios: dict[str, float | None] = {
+        **{f"tah2_over_standard_latency_b{n}": raw[f"b{n}"]["loop"]["tah2_over_standard"]["of_best"] for n in (1, 4, 16)},
+        "flops_over_standard": raw["b16"]["loop"]["flops_over_standard"],
+        "depth_batching_over_lockstep_b16_m4": raw["lockstep"]["depth_batching_over_lockstep"]["of_best"],
+        **{f"over_transformers_b{n}": raw[f"b{n}"]["over_transformers"]["of_best"] for n in (1, 8)},
+        **{f"over_llamacpp_b{n}": None for n in (1, 8, 16)},
+        "bandwidth_share_b1": raw["bandwidth"]["share"],
+        "overhead_share_b16": raw["overhead"][plan.model]["standard"],
+        "prefill_over_transformers": raw["prefill"]["over_transformers"]["of_best"],
+    }
+    return {
+        "ratios": ratios,
+        "targets": TARGETS,
+        "missing": {f"over_llamacpp_b{n}": NO_LLAMACPP for n in (1, 8, 16)},
+        "raw": raw,
+        "machine": {**machine, "load_after": describe(torch.device("cpu"))["load"]},
+    }
+
+
+class _Bench:
+    """The measurements of one model."""
+
+    def __init__(self, plan: Plan, models: Models, say: Say) -> None:
+        self.plan, self.models, self.say = plan, models, say
+        self.length = plan.prefill + 16 * max(plan.each.values())
+        self.engines = Engines(models, self.length)
+
+    def against_transformers(self, batch: int) -> dict[str, Any]:
+        self.say(f"Standard against transformers, batch {batch}")
+        ours, theirs = self.engines.standard(), TransformersPeer(self.models)
+        prompts, each = self._work(batch)
+        timing = self._rounds(
+            {
+                "standard": lambda: decode(ours, prompts, each).per_token,
+                "transformers": lambda: theirs.decode(prompts, each)[0] / (batch * each),
+            }
+        )
+        return {
+            "over_transformers": _ratio(timing["transformers"], timing["standard"]),
+            "same_tokens": self._agreement(theirs, batch),
+            **_speeds(timing),
+        }
+
+    def _agreement(self, theirs: TransformersPeer, batch: int) -> float:
+        """Share of the tokens up to the first difference; rounding may decide a close call in a long text."""
+        prompts, each = self._work(batch)
+        expected = theirs.decode(prompts, each)[1]
+        ours = greedy(self.engines, prompts, each + 1)
+        same = sum(_common(a, b) for a, b in zip(ours, expected, strict=True))
+        return same / (batch * (each + 1))
+
+    def tah2(self, batch: int) -> dict[str, Any]:
+        self.say(f"TaH2 against Standard, batch {batch}")
+        standard, tah2 = self.engines.standard(), self.engines.tah2(2)
+        prompts, each = self._work(batch)
+        threshold = threshold_of_depth(tah2, prompts, each, MEAN_DEPTH)
+        runs: dict[str, Decoded] = {}
+        timing = self._rounds(
+            {
+                "standard": lambda: _kept(runs, "standard", decode(standard, prompts, each)),
+                "tah2": lambda: _kept(runs, "tah2", decode(tah2, prompts, each, threshold)),
+            }
+        )
+        return {
+            "tah2_over_standard": _ratio(timing["tah2"], timing["standard"]),
+            "flops_over_standard": runs["tah2"].flops / runs["standard"].flops,
+            "mean_depth": runs["tah2"].mean_depth,
+            "draft_agreement": runs["tah2"].agreement,
+            "exit_threshold": threshold,
+            **_speeds(timing),
+        }
+
+    def lockstep(self) -> dict[str, Any]:
+        self.say("depth batching against lock-step batching, batch 16")
+        free, locked = self.engines.tah2(4, wavefront=False), self.engines.tah2(4, lockstep=True)
+        prompts, each = self._work(16)
+        threshold = threshold_of_depth(free, prompts, each, MEAN_DEPTH)
+        runs: dict[str, Decoded] = {}
+        timing = self._rounds(
+            {
+                "depth_batching": lambda: _kept(runs, "depth_batching", decode(free, prompts, each, threshold)),
+                "lockstep": lambda: _kept(runs, "lockstep", decode(locked, prompts, each, threshold)),
+            }
+        )
+        return {
+            "depth_batching_over_lockstep": _ratio(timing["lockstep"], timing["depth_batching"]),
+            "mean_depth": {name: run.mean_depth for name, run in runs.items()},
+            "exit_threshold": threshold,
+            **_speeds(timing),
+        }
+
+    def bandwidth(self) -> dict[str, Any]:
+        self.say("bandwidth of Standard at batch 1")
+        standard, reader = self.engines.standard(), kernels.Reader(self.plan.yardstick)
+        prompts, each = self._work(1)
+        weights = self._bytes_read()
+        share = self._rounds(
+            {
+                "decode": lambda: decode(standard, prompts, each).per_token / weights,
+                "read": lambda: 1 / reader.bandwidth(),
+            }
+        )
+        decoding, reading = (1 / min(share[name]) for name in ("decode", "read"))
+        return {
+            "share": decoding / reading,
+            "weights_bytes": weights,
+            "decode_bytes_per_s": decoding,
+            "read_bytes_per_s": reading,
+        }
+
+    def _bytes_read(self) -> int:
+        """Weights that one token reads: a tied embedding is read as the head."""
+        decoder = self.models.standard
+        read = [*decoder.layers.parameters(), *decoder.norm.parameters(), decoder.head_weight]
+        return sum(weight.numel() * weight.element_size() for weight in read)
+
+    def overhead(self) -> dict[str, Any]:
+        """Share of a step outside the model's computation, at batch 16: the least of the rounds."""
+        shares = {self.plan.model: self._overhead(self)}
+        if self.plan.pocket != self.plan.model:
+            shares[self.plan.pocket] = self._overhead(_Bench(self.plan, make_models(self.plan.pocket, (2,)), self.say))
+        return shares
+
+    @staticmethod
+    def _overhead(bench: _Bench) -> dict[str, float]:
+        bench.say(f"overhead of {bench.models.name} at batch 16")
+        prompts, each = bench._work(16)
+        engines = {"standard": bench.engines.standard(), "tah2": bench.engines.tah2(2)}
+        threshold = threshold_of_depth(engines["tah2"], prompts, each, MEAN_DEPTH)
+        least: dict[str, float] = {}
+        for name, engine in engines.items():
+            engine.runner.weights = Timed(engine.runner.weights)
+            for _ in range(1 + bench.plan.rounds):
+                share = decode(engine, prompts, each, threshold).overhead
+                assert share is not None
+                least[name] = min(share, least.get(name, 1.0))
+        return least
+
+    def prefill(self) -> dict[str, Any]:
+        self.say(f"prefill of {self.plan.prefill} tokens")
+        ours, theirs = self.engines.standard(), TransformersPeer(self.models)
+        (prompt,) = self.models.prompts(1, self.plan.prefill)
+        contenders = {"standard": lambda: prefill(ours, prompt), "transformers": lambda: theirs.prefill(prompt)}
+        timing = interleaved(contenders, self.plan.rounds, torch.device("cpu"))
+        return {
+            "over_transformers": Ratio.of(timing["transformers"], timing["standard"]).plain(),
+            "tokens_per_second": {name: len(prompt) / each.best for name, each in timing.items()},
+            "rounds": {name: each.plain() for name, each in timing.items()},
+        }
+
+    def _work(self, batch: int) -> tuple[Ids, int]:
+        return self.models.prompts(batch, self.plan.prompt), self.plan.each[batch]
+
+    def _rounds(self, contenders: dict[str, Callable[[], float]]) -> dict[str, list[float]]:
+        """Every round runs each contender once, odd ones in reverse order, after one round that does not count."""
+        names = list(contenders)
+        found: dict[str, list[float]] = {name: [] for name in names}
+        for number in range(-1, self.plan.rounds):
+            for name in names if number % 2 == 0 else names[::-1]:
+                gc.collect()
+                seconds = contenders[name]()
+                if number >= 0:
+                    found[name].append(seconds)
+        return found
+
+
+def greedy(engines: Engines, prompts: Ids, tokens: int) -> Ids:
+    """Standard's greedy output."""
+    from tah2.engine.params import SamplingParams
+
+    engine = engines.standard()
+    params = SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True)
+    for i, prompt in enumerate(prompts):
+        engine.add_request(str(i), prompt, params)
+    done: dict[str, list[int]] = {}
+    while engine.has_unfinished_requests():
+        done |= {output.request_id: output.outputs[0].token_ids for output in engine.step(stream=False)}
+    return [done[str(i)] for i in range(len(prompts))]
+
+
+def _kept(runs: dict[str, Decoded], name: str, run: Decoded) -> float:
+    """Seconds per output token; the run is remembered."""
+    runs[name] = run
+    return run.per_token
+
+
+def _common(one: list[int], other: list[int]) -> int:
+    return next((i for i, (a, b) in enumerate(zip(one, other, strict=True)) if a != b), len(one))
+
+
+def _ratio(slow: list[float], fast: list[float]) -> dict[str, Any]:
+    rounds = [a / b for a, b in zip(slow, fast, strict=True)]
+    return {
+        "of_best": min(slow) / min(fast),
+        "median_of_rounds": median(rounds),
+        "least": min(rounds),
+        "most": max(rounds),
+        "of_rounds": rounds,
+    }
+
+
+def _speeds(timing: dict[str, list[float]]) -> dict[str, Any]:
+    return {
+        "tokens_per_second": {name: 1 / min(seconds) for name, seconds in timing.items()},
+        "seconds_per_token": timing,
+    }

@@ -1,0 +1,302 @@
+"""Contenders of the decode benchmark: engines over one set of packed weights, and peers on the same weights."""
+
+from __future__ import annotations
+
+import copy
+import math
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tah2.bench.steps import SHAPES, weights_of
+from tah2.config.backbone import BackboneConfig
+from tah2.config.loop import LoopConfig
+from tah2.engine.config import EngineConfig
+from tah2.engine.engine import Engine
+from tah2.engine.paged import PassPlan
+from tah2.engine.params import SamplingParams
+from tah2.engine.scheduler import Pass, Scheduler
+from tah2.engine.weights import ModelWeights, Weights, choose_weights
+from tah2.model.checkpoint import load, run_conversion
+from tah2.model.gate import Decider, Gate
+from tah2.model.loop import LoopedDecoder
+from tah2.model.reentry import Predicted
+from tah2.model.start import StartConfig, calibration_text
+
+Ids = list[list[int]]
+
+
+class Uncertain(Gate):
+    """A decider whose answer is known: g = 1 - (the largest probability), so a threshold chooses the share of tokens
+    that continue, and they are the hard ones. The learned decider runs too, because its time counts."""
+
+    def __init__(self, decider: Decider) -> None:
+        torch.nn.Module.__init__(self)
+        self.decider, self.top_k = decider, decider.top_k
+
+    def forward(self, embedding: Tensor, state: Tensor, top_probabilities: Tensor | None) -> Tensor:
+        assert top_probabilities is not None
+        largest = top_probabilities[:, 0].clamp(1e-6, 1 - 1e-6)
+        return (1 - largest).log() - largest.log() + 0.0 * self.decider(embedding, state, top_probabilities)
+
+    @staticmethod
+    def continues(probability: Tensor, survival: Tensor, threshold: Tensor | float) -> Tensor:
+        return Decider.continues(probability, survival, threshold)
+
+
+@dataclass
+class Models:
+    """One backbone as Standard and as TaH2 of several ceilings; the weights are the same tensors."""
+
+    name: str
+    pretrained: bool
+    standard: LoopedDecoder
+    loops: dict[int, LoopedDecoder]
+    tokens: list[int]
+    """Text to cut prompts from, or random tokens where there is no tokenizer."""
+
+    def prompts(self, count: int, length: int) -> Ids:
+        """`count` prompts of `length` tokens, from different places of the text."""
+        far = max(1, (len(self.tokens) - length) // count)
+        cut = [self.tokens[i * far : i * far + length] for i in range(count)]
+        return [(part * length)[:length] for part in cut]
+
+
+def make_models(name: str, ceilings: Sequence[int]) -> Models:
+    """SmolLM2 converted with the default start where its weights are installed, else random weights of the shape."""
+    path = weights_of(name)
+    loop = LoopConfig("tah2", max(ceilings))
+    if path is not None:
+        from transformers import AutoTokenizer
+
+        with tempfile.TemporaryDirectory() as folder:
+            out = Path(folder) / "tah2"
+            run_conversion(path, out, {"kind": "tah2", "max_depth": loop.max_depth}, StartConfig(), "float32")
+            decoder: LoopedDecoder = load(out, dtype=torch.float32).model
+            tokens = AutoTokenizer.from_pretrained(out)(calibration_text(None))["input_ids"]
+    else:
+        torch.manual_seed(0)
+        decoder = LoopedDecoder(BackboneConfig.from_hf(SHAPES[name]), loop)
+        decoder.reset()
+        tokens = np.random.default_rng(0).integers(0, SHAPES[name]["vocab_size"], 4096).tolist()
+    assert isinstance(decoder.gate, Decider)
+    decoder.gate = Uncertain(decoder.gate)
+    loops = {ceiling: _with_loop(decoder, LoopConfig("tah2", ceiling)) for ceiling in ceilings}
+    return Models(name, path is not None, _with_loop(decoder, LoopConfig("standard", 1)), loops, tokens)
+
+
+def _with_loop(decoder: LoopedDecoder, loop: LoopConfig) -> LoopedDecoder:
+    """Another loop over the same tensors."""
+    with torch.device("meta"):
+        other = LoopedDecoder(decoder.backbone, loop)
+    for name in ("embed_tokens", "layers", "norm", "lm_head", "rotary"):
+        setattr(other, name, getattr(decoder, name))
+    if other.gate is not None:
+        other.reentry, other.gate = decoder.reentry, decoder.gate
+    return other.eval()
+
+
+class Lockstep(Scheduler):
+    """Everybody waits for the deepest: no token begins while another one is between two depths."""
+
+    def _choose(self) -> Pass:
+        chosen = super()._choose()
+        deep = [strand for strand in chosen.strands if strand.depth > 1]
+        return Pass(deep or chosen.strands, drafting=False)
+
+
+class Timed:
+    """Weights that sum up the seconds spent in them: what a step spends beside is the engine's overhead."""
+
+    def __init__(self, weights: Weights) -> None:
+        self.weights, self.paged, self.seconds = weights, weights.paged, 0.0
+
+    def layers(self, x: Tensor, layers: range, cosine: Tensor, sine: Tensor, plan: PassPlan, pool_layer: int) -> Tensor:
+        return self._timed(lambda: self.weights.layers(x, layers, cosine, sine, plan, pool_layer))
+
+    def head(self, state: Tensor) -> Tensor:
+        return self._timed(lambda: self.weights.head(state))
+
+    def enter(self, anchor: Tensor) -> Tensor:
+        return self._timed(lambda: self.weights.enter(anchor))
+
+    def reenter(self, anchor: Tensor, state: Tensor, predicted: Predicted | None) -> Tensor:
+        return self._timed(lambda: self.weights.reenter(anchor, state, predicted))
+
+    def gate(self, embedding: Tensor, state: Tensor, top_probabilities: Tensor | None) -> Tensor:
+        return self._timed(lambda: self.weights.gate(embedding, state, top_probabilities))
+
+    def _timed(self, call: Callable[[], Tensor]) -> Tensor:
+        started = time.perf_counter()
+        result = call()
+        self.seconds += time.perf_counter() - started
+        return result
+
+
+class Engines:
+    """One engine per loop over weights that are packed once."""
+
+    def __init__(self, models: Models, max_model_len: int) -> None:
+        self.models = models
+        self.config = EngineConfig(
+            max_num_seqs=16, max_model_len=max_model_len, enable_prefix_caching=False, kv_memory_gib=1.0, seed=0
+        )
+        deepest = models.loops[max(models.loops)]
+        self._packed = choose_weights(deepest, self.config)
+
+    def standard(self) -> Engine:
+        return self._engine(self.models.standard)
+
+    def tah2(self, ceiling: int, lockstep: bool = False, wavefront: bool = True) -> Engine:
+        config = self.config if wavefront and not lockstep else replace(self.config, wavefront_rows=0)
+        engine = self._engine(self.models.loops[ceiling], config)
+        if lockstep:
+            engine.scheduler = Lockstep(config, engine.pools, None)
+        return engine
+
+    def _engine(self, decoder: LoopedDecoder, config: EngineConfig | None = None) -> Engine:
+        assert isinstance(self._packed, ModelWeights)
+        weights = copy.copy(self._packed)
+        weights.decoder = decoder
+        if decoder.gate is None:
+            weights.reentry_part, weights.gate_part = decoder.reentry, None
+        return Engine(decoder, config or self.config, weights=weights)
+
+
+@dataclass
+class Decoded:
+    """One stretch of decoding, without prefill."""
+
+    seconds: float
+    tokens: int
+    mean_depth: float
+    flops: float
+    """Per output token, exact"""
+    agreement: float | None
+    """Share of wavefront drafts that turned out right"""
+    overhead: float | None
+    """Share of the time spent outside the model, where the weights are `Timed`"""
+    continue_probs: list[float]
+    """Of depth 1"""
+
+    @property
+    def per_token(self) -> float:
+        return self.seconds / self.tokens
+
+
+def decode(engine: Engine, prompts: Ids, each: int, threshold: float | None = None) -> Decoded:
+    """Greedy decoding of `each` tokens per prompt, on average: the batch stays full until the last one."""
+    params = SamplingParams(temperature=0.0, max_tokens=None, ignore_eos=True, exit_threshold=threshold)
+    names = [str(i) for i in range(len(prompts))]
+    waiting, outputs = set(names), {}
+    for name, prompt in zip(names, prompts, strict=True):
+        engine.add_request(name, prompt, params)
+    while waiting:
+        waiting -= {output.request_id for output in engine.step()}
+    stats, timed = engine.stats, engine.runner.weights
+    before, wanted = stats.output_tokens, each * len(prompts)
+    depths = dict(stats.depths)
+    flops = stats.decode_flops
+    inside = timed.seconds if isinstance(timed, Timed) else 0.0
+    started = time.perf_counter()
+    while stats.output_tokens - before < wanted:
+        engine.step(stream=False)
+    seconds = time.perf_counter() - started
+    tokens = stats.output_tokens - before
+    spent = sum(depth * (count - depths.get(depth, 0)) for depth, count in stats.depths.items())
+    overhead = 1 - (timed.seconds - inside) / seconds if isinstance(timed, Timed) else None
+    drafted, agreed = stats.drafted, stats.agreed
+    counted, probabilities = 0, []
+    for name in names:
+        outputs[name] = engine.abort(name)
+        for output in outputs[name].outputs if outputs[name] is not None else ():
+            counted += len(output.token_ids) - 1
+            probabilities += [chances[0] for chances in output.continue_probs if chances]
+    drafted, agreed = stats.drafted - drafted, stats.agreed - agreed
+    return Decoded(
+        seconds,
+        tokens,
+        spent / tokens,
+        (stats.decode_flops - flops) / max(1, counted),
+        agreed / drafted if drafted else None,
+        overhead,
+        probabilities,
+    )
+
+
+def threshold_of_depth(engine: Engine, prompts: Ids, each: int, depth: float, tries: int = 6) -> float:
+    """The exit threshold under which decoding these prompts runs `depth` iterations a token, as nearly as found."""
+    share, best, found = depth - 1.0, math.inf, 0.5
+    threshold = 0.5
+    for _ in range(tries):
+        run = decode(engine, prompts, each, threshold)
+        if abs(run.mean_depth - depth) < best:
+            best, found = abs(run.mean_depth - depth), threshold
+        if best < 0.01:
+            break
+        if threshold != 0.5 and run.mean_depth > 1:
+            share = min(1.0, share * (depth - 1) / (run.mean_depth - 1))
+        threshold = float(np.quantile(run.continue_probs, 1 - share))
+    return found
+
+
+class TransformersPeer:
+    """transformers' `generate` on the same tensors."""
+
+    def __init__(self, models: Models) -> None:
+        from transformers import AutoConfig, AutoModelForCausalLM
+
+        config = AutoConfig.for_model(**SHAPES[models.name])
+        with torch.device("meta"):
+            self.model = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa", dtype=torch.float32)
+        held = {f"model.{name}": tensor for name, tensor in models.standard.state_dict().items()}
+        held["lm_head.weight"] = models.standard.head_weight.detach()
+        wanted = {name: held[name] for name in self.model.state_dict()}
+        self.model.load_state_dict(wanted, assign=True)
+        self.model.tie_weights()
+        rotary = type(self.model.model.rotary_emb)
+        self.model.model.rotary_emb = rotary(config)
+        self.model.eval()
+
+    def decode(self, prompts: Ids, each: int) -> tuple[float, Ids]:
+        """Seconds for `each` tokens per prompt after the first one, and all tokens."""
+        from transformers import StoppingCriteria, StoppingCriteriaList
+
+        stamps: list[float] = []
+
+        class Clock(StoppingCriteria):  # type: ignore[misc]
+            def __call__(self, input_ids: Tensor, scores: Any, **kwargs: Any) -> Tensor:
+                stamps.append(time.perf_counter())
+                return torch.zeros(len(input_ids), dtype=torch.bool)
+
+        out = self._generate(prompts, each + 1, StoppingCriteriaList([Clock()]))
+        return stamps[-1] - stamps[0], [row[len(prompts[0]) :] for row in out]
+
+    def prefill(self, prompt: list[int]) -> None:
+        self._generate([prompt], 1, None)
+
+    def _generate(self, prompts: Ids, tokens: int, criteria: Any) -> Ids:
+        ids = torch.tensor(prompts)
+        options = {"do_sample": False, "pad_token_id": 0, "eos_token_id": None}
+        rows: Ids = self.model.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            max_new_tokens=tokens,
+            min_new_tokens=tokens,
+            stopping_criteria=criteria,
+            **options,
+        ).tolist()
+        return rows
+
+
+def prefill(engine: Engine, prompt: list[int]) -> None:
+    engine.add_request("prefill", prompt, SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True))
+    while engine.has_unfinished_requests():
+        engine.step()
