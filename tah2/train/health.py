@@ -1,7 +1,7 @@
 """Tells people in plain words when a run goes wrong in one of the known ways, and what to try.
 
 `HealthMonitor.check` reads the metrics of logged steps. A problem that lasts is told once; it is told again only
-after it was gone for as long. `check_finite` stops a run before a broken update.
+after it was gone for as long. `NonFiniteLoss` is how a run ends before a broken update.
 """
 
 from __future__ import annotations
@@ -40,18 +40,6 @@ class NonFiniteLoss(RuntimeError):
             f"The {what} of step {step} is {value}{known}; training stopped before the update, and {rescue}. "
             "Try a lower learning rate, a longer warm-up or stronger clipping, and look at this step's data."
         )
-
-
-def check_finite(
-    step: int,
-    value: float,
-    depth_losses: Sequence[float] = (),
-    checkpoint: Path | None = None,
-    what: str = "loss",
-) -> None:
-    """Raise `NonFiniteLoss` unless `value` (the loss, or the gradient norm) is a number. Every rank must agree."""
-    if not math.isfinite(value):
-        raise NonFiniteLoss(step, depth_losses, checkpoint, what=what, value=value)
 
 
 @dataclass(frozen=True)
