@@ -75,7 +75,7 @@ class BackboneConfig:
         _refuse_unsupported(config)
         lacking = [name for name in _REQUIRED if config.get(name) is None]
         if lacking:
-            raise ConfigError(f"The backbone's config lacks {', '.join(lacking)}.")
+            raise ConfigError(f"The backbone's config lacks {', '.join(map(repr, lacking))}.")
         heads = int(config["num_attention_heads"])
         attention_bias = bool(config.get("attention_bias", False))
         return cls(
