@@ -9,6 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tah2.model.weights import uniform_log_weights
 from tah2.objective.balance import class_balance, class_counts
 from tah2.objective.head import nll_sum, read_head
 from tah2.objective.losses import (
@@ -19,7 +20,6 @@ from tah2.objective.losses import (
     prediction_loss,
     uniform_depth_loss,
 )
-from tah2.model.weights import uniform_log_weights
 from tah2.objective.mixture import mixture_logprob
 
 label_lists = st.lists(st.booleans(), max_size=12)
