@@ -18,10 +18,9 @@ under which the mean depth is 1.2. Times are the best of interleaved rounds; `ra
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
-from statistics import median
+from dataclasses import dataclass, field
+from statistics import mean, median
 from typing import Any
 
 import torch
@@ -31,11 +30,13 @@ from tah2.bench.decoders import (
     Engines,
     Ids,
     Models,
+    Stretch,
     Timed,
     TransformersPeer,
     decode,
     make_models,
     prefill,
+    side_by_side,
     threshold_of_depth,
 )
 from tah2.bench.machine import describe
@@ -60,6 +61,8 @@ TARGETS = {
 }
 NO_LLAMACPP = "llama.cpp is not measured: run its llama-bench on an F32 GGUF file of the same model beside this."
 Say = Callable[[str], None]
+Seconds = dict[str, list[float]]
+"""Per contender and round"""
 
 
 @dataclass(frozen=True)
@@ -90,7 +93,7 @@ def measure(plan: Plan, threads: int | None = None, say: Say = lambda line: None
     with torch.inference_mode():
         say(f"preparing {plan.model}")
         bench = _Bench(plan, make_models(plan.model, (2, 4)), say)
-        raw = {
+        raw: dict[str, Any] = {
             "weights": "pretrained" if bench.models.pretrained else "random",
             "kernels": kernels.available(),
             "b1": bench.against_transformers(1) | {"loop": bench.tah2(1)},
@@ -103,14 +106,17 @@ def measure(plan: Plan, threads: int | None = None, say: Say = lambda line: None
             "prefill": bench.prefill(),
         }
     ratios: dict[str, float | None] = {
-        **{f"tah2_over_standard_latency_b{n}": raw[f"b{n}"]["loop"]["tah2_over_standard"]["of_best"] for n in (1, 4, 16)},
+        **{
+            f"tah2_over_standard_latency_b{n}": raw[f"b{n}"]["loop"]["tah2_over_standard"]["of_best"]
+            for n in (1, 4, 16)
+        },
         "flops_over_standard": raw["b16"]["loop"]["flops_over_standard"],
-        "depth_batching_over_lockstep_b16_m4": raw["lockstep"]["depth_batching_over_lockstep"]["of_best"],
-        **{f"over_transformers_b{n}": raw[f"b{n}"]["over_transformers"]["of_best"] for n in (1, 8)},
+        "depth_batching_over_lockstep_b16_m4": _best(raw["lockstep"], "depth_batching_over_lockstep"),
+        **{f"over_transformers_b{n}": _best(raw[f"b{n}"], "over_transformers") for n in (1, 8)},
         **{f"over_llamacpp_b{n}": None for n in (1, 8, 16)},
         "bandwidth_share_b1": raw["bandwidth"]["share"],
         "overhead_share_b16": raw["overhead"][plan.model]["standard"],
-        "prefill_over_transformers": raw["prefill"]["over_transformers"]["of_best"],
+        "prefill_over_transformers": _best(raw["prefill"], "over_transformers"),
     }
     return {
         "ratios": ratios,
@@ -133,12 +139,12 @@ class _Bench:
         self.say(f"Standard against transformers, batch {batch}")
         ours, theirs = self.engines.standard(), TransformersPeer(self.models)
         prompts, each = self._work(batch)
-        timing = self._rounds(
-            {
-                "standard": lambda: decode(ours, prompts, each).per_token,
-                "transformers": lambda: theirs.decode(prompts, each)[0] / (batch * each),
-            }
-        )
+        timing: Seconds = {"standard": [], "transformers": []}
+        for _ in range(1 + self.plan.rounds):
+            beside = Stretch(ours, prompts, each)
+            timing["transformers"].append(theirs.decode(prompts, each, beside)[0] / (batch * each))
+            timing["standard"].append(beside.close().per_token)
+        timing = _warm(timing)
         return {
             "over_transformers": _ratio(timing["transformers"], timing["standard"]),
             "same_tokens": self._agreement(theirs, batch),
@@ -158,11 +164,10 @@ class _Bench:
         standard, tah2 = self.engines.standard(), self.engines.tah2(2)
         prompts, each = self._work(batch)
         threshold = threshold_of_depth(tah2, prompts, each, MEAN_DEPTH)
-        runs: dict[str, Decoded] = {}
-        timing = self._rounds(
+        timing, runs = self._rounds(
             {
-                "standard": lambda: _kept(runs, "standard", decode(standard, prompts, each)),
-                "tah2": lambda: _kept(runs, "tah2", decode(tah2, prompts, each, threshold)),
+                "standard": lambda: Stretch(standard, prompts, each),
+                "tah2": lambda: Stretch(tah2, prompts, each, threshold),
             }
         )
         return {
@@ -179,11 +184,10 @@ class _Bench:
         free, locked = self.engines.tah2(4, wavefront=False), self.engines.tah2(4, lockstep=True)
         prompts, each = self._work(16)
         threshold = threshold_of_depth(free, prompts, each, MEAN_DEPTH)
-        runs: dict[str, Decoded] = {}
-        timing = self._rounds(
+        timing, runs = self._rounds(
             {
-                "depth_batching": lambda: _kept(runs, "depth_batching", decode(free, prompts, each, threshold)),
-                "lockstep": lambda: _kept(runs, "lockstep", decode(locked, prompts, each, threshold)),
+                "depth_batching": lambda: Stretch(free, prompts, each, threshold),
+                "lockstep": lambda: Stretch(locked, prompts, each, threshold),
             }
         )
         return {
@@ -198,19 +202,16 @@ class _Bench:
         standard, reader = self.engines.standard(), kernels.Reader(self.plan.yardstick)
         prompts, each = self._work(1)
         weights = self._bytes_read()
-        share = self._rounds(
-            {
-                "decode": lambda: decode(standard, prompts, each).per_token / weights,
-                "read": lambda: 1 / reader.bandwidth(),
-            }
-        )
-        decoding, reading = (1 / min(share[name]) for name in ("decode", "read"))
-        return {
-            "share": decoding / reading,
-            "weights_bytes": weights,
-            "decode_bytes_per_s": decoding,
-            "read_bytes_per_s": reading,
-        }
+        speeds: dict[str, list[float]] = {"decode": [], "read": []}
+        for _ in range(1 + self.plan.rounds):
+            stretch, read = Stretch(standard, prompts, each), []
+            while not stretch.done:
+                stretch.step()
+                read.append(reader.bandwidth(1))
+            speeds["decode"].append(weights / stretch.close().per_token)
+            speeds["read"].append(1 / mean(1 / speed for speed in read))
+        shares = [a / b for a, b in zip(speeds["decode"][1:], speeds["read"][1:], strict=True)]
+        return {"share": max(shares), "of_rounds": shares, "weights_bytes": weights, "bytes_per_second": speeds}
 
     def _bytes_read(self) -> int:
         """Weights that one token reads: a tied embedding is read as the head."""
@@ -255,17 +256,15 @@ class _Bench:
     def _work(self, batch: int) -> tuple[Ids, int]:
         return self.models.prompts(batch, self.plan.prompt), self.plan.each[batch]
 
-    def _rounds(self, contenders: dict[str, Callable[[], float]]) -> dict[str, list[float]]:
-        """Every round runs each contender once, odd ones in reverse order, after one round that does not count."""
-        names = list(contenders)
-        found: dict[str, list[float]] = {name: [] for name in names}
-        for number in range(-1, self.plan.rounds):
-            for name in names if number % 2 == 0 else names[::-1]:
-                gc.collect()
-                seconds = contenders[name]()
-                if number >= 0:
-                    found[name].append(seconds)
-        return found
+    def _rounds(self, contenders: dict[str, Callable[[], Stretch]]) -> tuple[Seconds, dict[str, Decoded]]:
+        """Seconds per token of every round, whose contenders take turns step by step; the last round's runs."""
+        timing: Seconds = {name: [] for name in contenders}
+        runs: dict[str, Decoded] = {}
+        for _ in range(1 + self.plan.rounds):
+            runs = dict(zip(contenders, side_by_side(*(begin() for begin in contenders.values())), strict=True))
+            for name, run in runs.items():
+                timing[name].append(run.per_token)
+        return _warm(timing), runs
 
 
 def greedy(engines: Engines, prompts: Ids, tokens: int) -> Ids:
@@ -282,10 +281,13 @@ def greedy(engines: Engines, prompts: Ids, tokens: int) -> Ids:
     return [done[str(i)] for i in range(len(prompts))]
 
 
-def _kept(runs: dict[str, Decoded], name: str, run: Decoded) -> float:
-    """Seconds per output token; the run is remembered."""
-    runs[name] = run
-    return run.per_token
+def _best(measured: dict[str, Any], ratio: str) -> float:
+    return float(measured[ratio]["of_best"])
+
+
+def _warm(timing: Seconds) -> Seconds:
+    """Without the first round, which warms up."""
+    return {name: seconds[1:] for name, seconds in timing.items()}
 
 
 def _common(one: list[int], other: list[int]) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import math
 import tempfile
 import time
@@ -20,6 +21,7 @@ from tah2.config.backbone import BackboneConfig
 from tah2.config.loop import LoopConfig
 from tah2.engine.config import EngineConfig
 from tah2.engine.engine import Engine
+from tah2.engine.outputs import CompletionOutput
 from tah2.engine.paged import PassPlan
 from tah2.engine.params import SamplingParams
 from tah2.engine.scheduler import Pass, Scheduler
@@ -191,57 +193,82 @@ class Decoded:
         return self.seconds / self.tokens
 
 
+class Stretch:
+    """Greedy decoding of a full batch, step by step, from its first output tokens on (`each` per prompt on average)."""
+
+    def __init__(self, engine: Engine, prompts: Ids, each: int, threshold: float | None = None) -> None:
+        self.engine, self.names, self.wanted = engine, [str(i) for i in range(len(prompts))], each * len(prompts)
+        params = SamplingParams(temperature=0.0, max_tokens=None, ignore_eos=True, exit_threshold=threshold)
+        waiting = set(self.names)
+        for name, prompt in zip(self.names, prompts, strict=True):
+            engine.add_request(name, prompt, params)
+        while waiting:
+            waiting -= {output.request_id for output in engine.step()}
+        self.seconds, self._inside = 0.0, self._seconds_inside()
+        self._tokens, self._depths = engine.stats.output_tokens, dict(engine.stats.depths)
+
+    def step(self) -> None:
+        started = time.perf_counter()
+        self.engine.step(stream=False)
+        self.seconds += time.perf_counter() - started
+
+    @property
+    def tokens(self) -> int:
+        return self.engine.stats.output_tokens - self._tokens
+
+    @property
+    def done(self) -> bool:
+        return self.tokens >= self.wanted
+
+    def close(self) -> Decoded:
+        stats, tokens, inside = self.engine.stats, self.tokens, self._seconds_inside()
+        spent = sum(depth * (count - self._depths.get(depth, 0)) for depth, count in stats.depths.items())
+        drafted, agreed, flops = stats.drafted, stats.agreed, stats.decode_flops
+        outputs = [output for name in self.names for output in self._end(name)]
+        drafted, agreed = stats.drafted - drafted, stats.agreed - agreed
+        return Decoded(
+            self.seconds,
+            tokens,
+            spent / tokens,
+            (stats.decode_flops - flops) / sum(len(output.token_ids) - 1 for output in outputs),
+            agreed / drafted if drafted else None,
+            None if inside is None else 1 - (inside - (self._inside or 0.0)) / self.seconds,
+            [chances[0] for output in outputs for chances in output.continue_probs if chances],
+        )
+
+    def _end(self, name: str) -> list[CompletionOutput]:
+        ended = self.engine.abort(name)
+        assert ended is not None
+        return ended.outputs
+
+    def _seconds_inside(self) -> float | None:
+        weights = self.engine.runner.weights
+        return weights.seconds if isinstance(weights, Timed) else None
+
+
 def decode(engine: Engine, prompts: Ids, each: int, threshold: float | None = None) -> Decoded:
-    """Greedy decoding of `each` tokens per prompt, on average: the batch stays full until the last one."""
-    params = SamplingParams(temperature=0.0, max_tokens=None, ignore_eos=True, exit_threshold=threshold)
-    names = [str(i) for i in range(len(prompts))]
-    waiting, outputs = set(names), {}
-    for name, prompt in zip(names, prompts, strict=True):
-        engine.add_request(name, prompt, params)
-    while waiting:
-        waiting -= {output.request_id for output in engine.step()}
-    stats, timed = engine.stats, engine.runner.weights
-    before, wanted = stats.output_tokens, each * len(prompts)
-    depths = dict(stats.depths)
-    flops = stats.decode_flops
-    inside = timed.seconds if isinstance(timed, Timed) else 0.0
-    started = time.perf_counter()
-    while stats.output_tokens - before < wanted:
-        engine.step(stream=False)
-    seconds = time.perf_counter() - started
-    tokens = stats.output_tokens - before
-    spent = sum(depth * (count - depths.get(depth, 0)) for depth, count in stats.depths.items())
-    overhead = 1 - (timed.seconds - inside) / seconds if isinstance(timed, Timed) else None
-    drafted, agreed = stats.drafted, stats.agreed
-    counted, probabilities = 0, []
-    for name in names:
-        outputs[name] = engine.abort(name)
-        for output in outputs[name].outputs if outputs[name] is not None else ():
-            counted += len(output.token_ids) - 1
-            probabilities += [chances[0] for chances in output.continue_probs if chances]
-    drafted, agreed = stats.drafted - drafted, stats.agreed - agreed
-    return Decoded(
-        seconds,
-        tokens,
-        spent / tokens,
-        (stats.decode_flops - flops) / max(1, counted),
-        agreed / drafted if drafted else None,
-        overhead,
-        probabilities,
-    )
+    (run,) = side_by_side(Stretch(engine, prompts, each, threshold))
+    return run
+
+
+def side_by_side(*stretches: Stretch) -> list[Decoded]:
+    """Their steps take turns, so that all of them meet the same moods of the machine."""
+    gc.collect()
+    while going := [stretch for stretch in stretches if not stretch.done]:
+        min(going, key=lambda stretch: stretch.seconds).step()
+    return [stretch.close() for stretch in stretches]
 
 
 def threshold_of_depth(engine: Engine, prompts: Ids, each: int, depth: float, tries: int = 6) -> float:
     """The exit threshold under which decoding these prompts runs `depth` iterations a token, as nearly as found."""
-    share, best, found = depth - 1.0, math.inf, 0.5
-    threshold = 0.5
-    for _ in range(tries):
+    share, best, found, threshold = depth - 1.0, math.inf, 0.5, 0.5
+    for attempt in range(tries):
         run = decode(engine, prompts, each, threshold)
         if abs(run.mean_depth - depth) < best:
             best, found = abs(run.mean_depth - depth), threshold
         if best < 0.01:
             break
-        if threshold != 0.5 and run.mean_depth > 1:
+        if attempt and run.mean_depth > 1:
             share = min(1.0, share * (depth - 1) / (run.mean_depth - 1))
         threshold = float(np.quantile(run.continue_probs, 1 - share))
     return found
@@ -265,19 +292,26 @@ class TransformersPeer:
         self.model.model.rotary_emb = rotary(config)
         self.model.eval()
 
-    def decode(self, prompts: Ids, each: int) -> tuple[float, Ids]:
-        """Seconds for `each` tokens per prompt after the first one, and all tokens."""
+    def decode(self, prompts: Ids, each: int, beside: Stretch | None = None) -> tuple[float, Ids]:
+        """Seconds for `each` tokens per prompt after the first one, and all tokens; `beside` runs in turns with it."""
         from transformers import StoppingCriteria, StoppingCriteriaList
 
-        stamps: list[float] = []
+        seconds, resumed = 0.0, math.inf
 
-        class Clock(StoppingCriteria):  # type: ignore[misc]
+        class Turn(StoppingCriteria):  # type: ignore[misc]
             def __call__(self, input_ids: Tensor, scores: Any, **kwargs: Any) -> Tensor:
-                stamps.append(time.perf_counter())
+                nonlocal seconds, resumed
+                seconds += max(0.0, time.perf_counter() - resumed)
+                while beside is not None and not beside.done and beside.seconds < seconds:
+                    beside.step()
+                resumed = time.perf_counter()
                 return torch.zeros(len(input_ids), dtype=torch.bool)
 
-        out = self._generate(prompts, each + 1, StoppingCriteriaList([Clock()]))
-        return stamps[-1] - stamps[0], [row[len(prompts[0]) :] for row in out]
+        gc.collect()
+        out = self._generate(prompts, each + 1, StoppingCriteriaList([Turn()]))
+        while beside is not None and not beside.done:
+            beside.step()
+        return seconds, [row[len(prompts[0]) :] for row in out]
 
     def prefill(self, prompt: list[int]) -> None:
         self._generate([prompt], 1, None)
