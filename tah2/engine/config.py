@@ -30,17 +30,21 @@ class EngineConfig:
     """"auto": compiled kernels and packed fp32 weights where the CPU and a compiler allow; same results to rounding."""
     weight_storage: Literal["fp32", "bf16", "int8"] = "fp32"
     """How packed weights are stored on a CPU; the smaller ones trade accuracy for memory traffic."""
+    tensor_parallel_size: int = 1
+    """Processes that hold the model between them; start them with torchrun."""
     seed: int | None = None
     """Where seeds of requests without one come from; None: from the operating system."""
 
     def __post_init__(self) -> None:
-        for name in ("max_num_seqs", "max_batch_tokens", "max_model_len", "kv_slots"):
+        for name in ("max_num_seqs", "max_batch_tokens", "max_model_len", "kv_slots", "tensor_parallel_size"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ConfigError(f"{name} must be at least 1, not {value}.")
         for name in ("wavefront_rows", "admission_horizon"):
             if getattr(self, name) < 0:
                 raise ConfigError(f"{name} must not be negative, but is {getattr(self, name)}.")
+        if self.tensor_parallel_size > 1 and self.weight_storage != "fp32":
+            raise ConfigError("weight_storage is for one process on a CPU; leave it out with tensor_parallel_size.")
         if self.kv_memory_gib is not None and not self.kv_memory_gib > 0:
             raise ConfigError(f"kv_memory_gib must be positive, not {self.kv_memory_gib}.")
         if not 0 < self.gpu_memory_utilization <= 1:

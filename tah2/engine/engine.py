@@ -5,9 +5,11 @@ One step is one pass over decode entries at any mixture of depths, prompt chunks
 
 from __future__ import annotations
 
+import secrets
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -27,6 +29,7 @@ from tah2.engine.runner import Runner
 from tah2.engine.sampler import Draw, sample
 from tah2.engine.scheduler import Scheduler
 from tah2.engine.strand import Strand
+from tah2.engine.team import ALONE, Team
 from tah2.engine.wavefront import contradicted, mask_after
 from tah2.engine.weights import Weights, choose_weights
 from tah2.model.kinds import Output
@@ -76,15 +79,19 @@ class Engine:
         eos_token_ids: Sequence[int] = (),
         weights: Weights | None = None,
         mask_factory: MaskFactory | None = None,
+        team: Team = ALONE,
     ) -> None:
-        self.decoder, self.config, self.tokenizer = decoder, config or EngineConfig(), tokenizer
+        self.decoder, self.tokenizer, self.team = decoder, tokenizer, team
+        self.config = config = config or EngineConfig()
+        if config.seed is None:
+            self.config = replace(config, seed=team.agree(secrets.randbits(63)))
         self.eos_token_ids = frozenset(eos_token_ids)
         self.max_model_len = self.config.max_model_len or decoder.backbone.max_position_embeddings
-        self.pools = make_pools(decoder, self.config, self.max_model_len)
+        self.pools = make_pools(decoder, self.config, self.max_model_len, team)
         caches = self.config.enable_prefix_caching and not decoder.rotary.depends_on_length
         self.prefix = PrefixCache(self.pools) if caches else None
         self.scheduler = Scheduler(self.config, self.pools, self.prefix)
-        self.runner = Runner(decoder, weights or choose_weights(decoder, self.config), self.pools)
+        self.runner = Runner(decoder, weights or choose_weights(decoder, self.config, team), self.pools)
         self.intake = Intake(
             decoder, self.config, self.pools, self.max_model_len, tokenizer, self.eos_token_ids, mask_factory
         )
@@ -171,7 +178,10 @@ class Engine:
         return outputs
 
     def _run(self, strands: list[Strand], drafting: bool) -> dict[Request, Exception]:
-        """One pass; if it fails, each request runs alone and only those that fail again are lost."""
+        """One pass; if it fails, each request runs alone and only those that fail again are lost.
+
+        A rank of a team cannot know how far the others came, so there the error ends the engine.
+        """
         if not strands:
             return {}
         self.stats.entries += sum(strand.rows for strand in strands)
@@ -180,6 +190,8 @@ class Engine:
             self.runner.run(strands, drafting)
             return {}
         except Exception:
+            if not self.team.alone:
+                raise
             failed: dict[Request, Exception] = {}
         for request in dict.fromkeys(strand.request for strand in strands):
             try:
@@ -206,18 +218,19 @@ class Engine:
             return {}
         failed: dict[Request, Exception] = {}
         try:
-            draws = [self._draw_of(strand) for strand in ready]
-            tokens = sample(gather([s.mixed[len(s) - 1] for s in ready]), draws, self._mixture)
-            for strand, token in zip(ready, tokens, strict=True):
+            for strand, token in zip(ready, self.team.first(partial(self._sampled, ready)), strict=True):
                 strand.draw = token
         except Exception:
             for strand in ready:
                 try:
-                    row = strand.mixed[len(strand) - 1].value[None]
-                    (strand.draw,) = sample(row, [self._draw_of(strand)], self._mixture)
+                    (strand.draw,) = self.team.first(partial(self._sampled, [strand]))
                 except Exception as error:
                     failed[strand.request] = error
         return failed
+
+    def _sampled(self, strands: list[Strand]) -> list[int]:
+        mixed = gather([strand.mixed[len(strand) - 1] for strand in strands])
+        return sample(mixed, [self._draw_of(strand) for strand in strands], self._mixture)
 
     def _draw_of(self, strand: Strand) -> Draw:
         request = strand.request

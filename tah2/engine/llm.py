@@ -13,7 +13,9 @@ from tah2.engine.config import EngineConfig
 from tah2.engine.engine import Engine
 from tah2.engine.intake import MaskFactory
 from tah2.engine.outputs import RequestOutput
+from tah2.engine.parallel import shard
 from tah2.engine.params import SamplingParams
+from tah2.engine.team import Team
 from tah2.engine.weights import Weights
 from tah2.model.loop import LoopedDecoder
 
@@ -26,6 +28,9 @@ class LLM:
 
     `model` is a folder or hub id of a looped checkpoint, or a `LoopedForCausalLM` in memory. Further keywords are
     fields of `EngineConfig`.
+
+    With `tensor_parallel_size` above 1, every process makes an `LLM` with the same arguments and calls the same
+    methods; prompts and parameters are then those of rank 0, and a model in memory is sharded where it stands.
     """
 
     def __init__(
@@ -39,14 +44,18 @@ class LLM:
         **options: Any,
     ) -> None:
         config = build(EngineConfig, options)
-        device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+        team = Team.join(config.tensor_parallel_size)
+        device = team.place(device)
         if isinstance(model, (str, Path)):
             from tah2.model.checkpoint import load
 
             tokenizer = _tokenizer(model) if tokenizer is None else tokenizer
-            model = load(model, dtype=dtype, device=device)
+            model = load(model, dtype=dtype, device=device if team.alone else "cpu")
         decoder: LoopedDecoder = model.model
         decoder.eval()
+        if not team.alone:
+            shard(decoder, team)
+            model.to(device)
         self.model, self.tokenizer = model, tokenizer
         self.engine = Engine(
             decoder,
@@ -55,6 +64,7 @@ class LLM:
             eos_token_ids=eos_token_ids(model, tokenizer),
             weights=weights,
             mask_factory=_mask_factory(tokenizer, decoder.backbone.vocab_size),
+            team=team,
         )
         self._requests = 0
 
@@ -116,6 +126,7 @@ class LLM:
         each = [params] * len(prompts) if params is None or isinstance(params, SamplingParams) else list(params)
         if len(each) != len(prompts):
             raise ConfigError(f"{len(prompts)} prompts came with {len(each)} sampling_params; give one or one each.")
+        prompts, each = self.engine.team.agree((prompts, each))
         names: list[str] = []
         try:
             for prompt, asked in zip(prompts, each, strict=True):
@@ -130,11 +141,11 @@ class LLM:
         return names
 
     def _finish(self, names: list[str]) -> Iterator[RequestOutput]:
-        left = set(names)
+        left = dict.fromkeys(names)
         try:
             while left:
                 for output in self.engine.step(stream=False):
-                    left.discard(output.request_id)
+                    left.pop(output.request_id, None)
                     yield output
         finally:
             for name in left:

@@ -13,6 +13,7 @@ from torch.nn import functional as F
 
 from tah2.engine.config import EngineConfig
 from tah2.engine.paged import PaddedAttention, PagedAttention, PassPlan
+from tah2.engine.team import ALONE, Team
 from tah2.model.gate import Gate
 from tah2.model.loop import LoopedDecoder
 from tah2.model.reentry import Predicted, Reentry
@@ -71,8 +72,12 @@ class ModelWeights:
         return self.gate_part(embedding, state, top_probabilities)
 
 
-def choose_weights(decoder: LoopedDecoder, config: EngineConfig) -> Weights:
-    """Packed weights where asked for, or where kernels run and keep the model's own precision."""
+def choose_weights(decoder: LoopedDecoder, config: EngineConfig, team: Team = ALONE) -> Weights:
+    """Packed weights where asked for, or where kernels run and keep the model's own precision; a team's are sharded."""
+    if not team.alone:
+        from tah2.engine.parallel import ShardedWeights
+
+        return ShardedWeights(decoder, team)
     from tah2.engine import kernels
     from tah2.engine.packed import PackedWeights
 
