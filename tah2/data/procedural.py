@@ -285,10 +285,10 @@ class ProceduralConfig:
 
 def load_procedural(config: ProceduralConfig) -> DataSet:
     """Training and validation samples of a task, from disjoint random streams of one seed."""
-    task = config.build_task()
+    task, held_out = config.build_task(), config.validation_samples
     return DataSet.of(
         task.generate(config.samples, config.seed, "train"),
-        validation=task.generate(config.validation_samples, config.seed, "validation"),
+        validation=task.generate(max(1, held_out), config.seed, "validation").select(range(held_out)),
         seed=config.seed,
         key=repr(config),
     )

@@ -27,7 +27,8 @@ NO_TARGET = -100
 _CHUNK_BYTES = {"cuda": 1 << 30}
 _CHUNK_BYTES_ELSEWHERE = 1 << 26
 _KEPT_BYTES = {"cpu": 1 << 26}
-"""Log-probabilities of so many bytes may wait for `read_head`'s backward instead of being computed again."""
+"""Log-probabilities of so many bytes (or of twice the weight's) may wait for `read_head`'s backward instead of being
+computed again."""
 
 
 class HeadReading(NamedTuple):
@@ -142,7 +143,8 @@ class _ReadHead(torch.autograd.Function):
         top_probs = torch.zeros(len(hidden), top_k, dtype=statistics, device=hidden.device)
         top_tokens = torch.full((len(hidden), top_k), -1, dtype=torch.long, device=hidden.device)
         top_token = torch.full_like(targets, -1)
-        logprob: Tensor | None = None
+        kept: list[tuple[Tensor, Tensor]] = []
+        room = _kept_bytes(weight) if any(ctx.needs_input_grad[:2]) else 0
         with _without_autocast(hidden):
             cast_weight = weight.to(compute)
             for chunk in _chunks(rows, len(hidden), chunk_rows):
@@ -156,11 +158,14 @@ class _ReadHead(torch.autograd.Function):
                 if top_k:
                     largest, top_tokens[chunk] = largest_of(logits, top_k)
                     top_probs[chunk] = (largest.to(statistics) - total).exp()
-        ctx.save_for_backward(hidden, weight, targets, rows)
+                local = supervised[:, 0].nonzero()[:, 0]
+                size = len(local) * logprob.shape[1] * logprob.element_size()
+                if 0 < size <= room:
+                    room -= size
+                    kept.append((_row_numbers(chunk, hidden)[local], _taken(logprob, local)))
+        ctx.save_for_backward(hidden, weight, targets)
         ctx.chunk_rows, ctx.compute = chunk_rows, compute
-        ctx.kept = None
-        if logprob is not None and any(ctx.needs_input_grad[:2]) and _may_keep(logprob):
-            ctx.kept = _first_row(chunk), logprob  # never written to, so that backward may run twice
+        ctx.kept = kept  # never written to, so that backward may run twice
         ctx.mark_non_differentiable(logsumexp, top_probs, top_token, top_tokens)
         ctx.set_materialize_grads(False)
         return target_logprob, logsumexp, top_probs, top_token, top_tokens
@@ -170,16 +175,14 @@ class _ReadHead(torch.autograd.Function):
     def backward(ctx: Any, upstream: Tensor | None, *_: None) -> tuple[Tensor | None, ...]:
         if upstream is None:
             return (None,) * 7
-        hidden, weight, targets, rows = ctx.saved_tensors
+        hidden, weight, targets = ctx.saved_tensors
         with _without_autocast(hidden):
             gradient = _Gradient(hidden, weight, ctx.compute, *ctx.needs_input_grad[:2])
-            again = (targets != NO_TARGET).nonzero()[:, 0]
-            if ctx.kept is not None:
-                first, logprob = ctx.kept
-                again, kept = again[again < first], again[again >= first]
-                local = kept - first if rows is None else torch.arange(len(kept), device=kept.device)
-                probs = (logprob if len(local) == len(logprob) else logprob[local]).exp()
-                gradient.add(kept, probs, targets[kept], upstream[kept])
+            missing = targets != NO_TARGET
+            for kept, logprob in ctx.kept:
+                gradient.add(kept, logprob.exp(), targets[kept], upstream[kept])
+                missing[kept] = False
+            again = missing.nonzero()[:, 0]
             for chunk in _chunks(None if len(again) == len(hidden) else again, len(hidden), ctx.chunk_rows):
                 logits = hidden[chunk].to(ctx.compute) @ gradient.cast_weight.T
                 probs = logits.softmax(-1, dtype=upstream.dtype)
@@ -256,12 +259,18 @@ def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
         total.addmm_(left.to(total.dtype), right.to(total.dtype))
 
 
-def _may_keep(logprob: Tensor) -> bool:
-    return logprob.nbytes <= _KEPT_BYTES.get(logprob.device.type, 0)
+def _kept_bytes(weight: Tensor) -> int:
+    least = _KEPT_BYTES.get(weight.device.type, 0)
+    return max(least, 2 * weight.nbytes) if least else 0
 
 
-def _first_row(chunk: slice | Tensor) -> int:
-    return int(chunk.start if isinstance(chunk, slice) else chunk[0])
+def _row_numbers(chunk: slice | Tensor, hidden: Tensor) -> Tensor:
+    return torch.arange(chunk.start, chunk.stop, device=hidden.device) if isinstance(chunk, slice) else chunk
+
+
+def _taken(values: Tensor, rows: Tensor) -> Tensor:
+    """`values[rows]`, without a copy where that is all of them in order."""
+    return values if len(rows) == len(values) else values[rows]
 
 
 def _chunks(rows: Tensor | None, count: int, chunk_rows: int) -> Iterator[slice | Tensor]:

@@ -178,3 +178,9 @@ def test_answers_are_judged_apart_from_the_lines():
 def test_wrong_procedural_settings_are_refused(settings):
     with pytest.raises(ConfigError):
         build(ProceduralConfig, settings)
+
+
+def test_a_procedural_set_may_have_no_validation_samples() -> None:
+    data = load_procedural(ProceduralConfig(samples=4, validation_samples=0))
+    assert len(data.validation) == 0
+    assert len(data.store) == 4

@@ -71,7 +71,8 @@ def test_gradcheck_in_double_precision() -> None:
     assert torch.autograd.gradcheck(total, (hidden, weight))
 
 
-def test_without_top_k_only_supervised_rows_are_read() -> None:
+def test_without_top_k_only_supervised_rows_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(head, "_KEPT_BYTES", {})
     hidden, weight, targets, _ = make(9, 4, 11, seed=2)
     rows = MatrixProductRows()
     with rows:
@@ -79,18 +80,37 @@ def test_without_top_k_only_supervised_rows_are_read() -> None:
         reading.target_logprob.sum().backward()
     supervised = targets != NO_TARGET
     assert int(supervised.sum()) == 4
-    assert rows.read == 4 + 2  # all forward, and in backward again those of all chunks but the last
+    assert rows.read == 4 + 4  # forward, and in backward again
     assert torch.equal(reading.top_token == -1, ~supervised)
     assert not reading.logsumexp[~supervised].any()
     assert reading.logsumexp[supervised].all()
 
 
-def test_with_top_k_the_backward_recomputes_only_supervised_rows() -> None:
+def test_with_top_k_the_backward_recomputes_only_supervised_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(head, "_KEPT_BYTES", {})
     hidden, weight, targets, _ = make(9, 4, 11, seed=2)
     rows = MatrixProductRows()
     with rows:
         read_head(hidden, weight, targets, top_k=3, chunk_rows=3).target_logprob.sum().backward()
-    assert rows.read == 9 + int((targets[:6] != NO_TARGET).sum())
+    assert rows.read == 9 + int((targets != NO_TARGET).sum())
+
+
+@pytest.mark.parametrize("room", [0, 60, 130, 1 << 20])
+def test_kept_log_probabilities_save_products_and_change_no_gradient(
+    monkeypatch: pytest.MonkeyPatch, room: int
+) -> None:
+    hidden, weight, targets, token_weight = make(9, 4, 11, seed=2)
+    monkeypatch.setattr(head, "_kept_bytes", lambda weight: room)
+    rows = MatrixProductRows()
+    with rows:
+        loss = -(token_weight * read_head(hidden, weight, targets, top_k=3, chunk_rows=3).target_logprob).sum()
+        mine = torch.autograd.grad(loss, (hidden, weight), retain_graph=True)
+        twice = torch.autograd.grad(loss, (hidden, weight))
+    true = torch.autograd.grad(nll_by_autograd(hidden, weight, targets, token_weight), (hidden, weight))
+    torch.testing.assert_close(mine, true, rtol=1e-5, atol=2e-5)
+    torch.testing.assert_close(twice, mine, rtol=0, atol=0)
+    again = rows.read - 9
+    assert again == 0 if room == 1 << 20 else 0 < again <= 8
 
 
 def test_without_targets_every_row_is_read() -> None:
