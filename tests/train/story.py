@@ -45,7 +45,7 @@ class Tale:
 
     @property
     def gains(self) -> list[float]:
-        return [float(here) - beyond for here, beyond in zip(self.losses, self.beyond, strict=False)]
+        return [float(here.detach()) - beyond for here, beyond in zip(self.losses, self.beyond, strict=False)]
 
     def right(self, depth: int) -> bool:
         return int(self.logprobs[depth - 1].argmax()) == self.target
@@ -88,7 +88,7 @@ def _document(model: LoopedDecoder, batch: PackedBatch, rows: list[int], decide:
                     probed = middle.run(x, (t, m + 1), visible_to(model, told, t, m + 1), keep=False)
                     logprob = (model.head_weight @ model.norm(probed)).log_softmax(-1)
                     tale.beyond.append(-float(logprob[tale.target]) if tale.supervised else math.nan)
-                goes_on = decide(tale, m, float(tale.logits[-1].sigmoid()))
+                goes_on = decide(tale, m, float(tale.logits[-1].detach().sigmoid()))
             if not goes_on:
                 break
         if model.kind.loops_middle:

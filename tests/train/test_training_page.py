@@ -22,8 +22,8 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "training.md").read_text(encoding="utf-8")
 FILES = dict(re.findall(r"```\{code-block\} \w+\n:caption: (\S+)\n\n(.*?)```", PAGE, re.DOTALL))
 BLOCKS: list[tuple[str, str]] = re.findall(r"```(bash|python)\n(.*?)```", PAGE, re.DOTALL)
-LESS = ["budget.steps=2", "validation.every=0", "model.start.steps=2", "logging.loggers=[]"]
-LESS_OF_A_TASK = ["procedural.samples=64", "procedural.validation_samples=8", "batch.samples=4"]
+LESS = ["budget.steps=1", "validation.every=0", "model.start.steps=2", "logging.loggers=[]"]
+LESS_OF_A_TASK = ["procedural.samples=32", "procedural.validation_samples=8", "batch.samples=4"]
 
 
 def run_command(line: str) -> None:
