@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tah2.engine import kernels
-from tah2.engine.kernels import PackedBlock, PackedLinear, Step, Storage, Visible, pack_linear
+from tah2.engine.kernels import PackedBlock, PackedBlocks, PackedLinear, Step, Storage, Visible, pack_linear
 from tah2.engine.paged import PassPlan
 from tah2.engine.weights import ModelWeights
 from tah2.model.attention import Attend
@@ -26,7 +26,7 @@ class PackedWeights(ModelWeights):
     def __init__(self, decoder: LoopedDecoder, storage: Storage = "fp32") -> None:
         super().__init__(decoder)
         self.paged = paged_attention
-        self.blocks = [PackedBlock(block, storage) for block in decoder.layers]  # type: ignore[arg-type]
+        self.blocks = PackedBlocks([PackedBlock(block, storage) for block in decoder.layers])  # type: ignore[arg-type]
         self.packed_head = pack_linear(decoder.head_weight, None, storage)
         self.reentry_part = with_packed_linears(decoder.reentry, storage)
         self.gate_part = None if decoder.gate is None else with_packed_linears(decoder.gate, storage)
@@ -40,9 +40,7 @@ class PackedWeights(ModelWeights):
             return hidden.to(x.dtype)
         visible = Visible.of(plan.slots.int(), plan.offsets.int())
         step = Step(cosine, sine, plan.new_slots.int(), visible)
-        for offset, layer in enumerate(layers):
-            at = pool_layer + offset
-            hidden = self.blocks[layer](hidden, step, plan.pool.keys[at], plan.pool.values[at])
+        self.blocks(hidden, layers, step, plan.pool.keys, plan.pool.values, pool_layer)
         return hidden.to(x.dtype)
 
     def head(self, state: Tensor) -> Tensor:

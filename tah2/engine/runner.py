@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from tah2.engine.batch import Longs, Rows, layout, plan_looped, plan_once, tensor
+from tah2.engine.kernels import most_probable
 from tah2.engine.mixing import Row, carried, gather, stopped
 from tah2.engine.pool import Pools
 from tah2.engine.strand import Strand
@@ -22,7 +23,7 @@ from tah2.engine.weights import Weights
 from tah2.model.kinds import Output
 from tah2.model.loop import LoopedDecoder
 from tah2.model.reentry import Predicted
-from tah2.model.scoring import HEAD_ROWS, most_probable
+from tah2.model.scoring import HEAD_ROWS
 
 Bools = NDArray[np.bool_]
 

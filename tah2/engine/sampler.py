@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from tah2.engine.kernels import largest
 from tah2.engine.params import SamplingParams
 
 _MASK = (1 << 64) - 1
@@ -42,11 +43,11 @@ def sample(mixed: Tensor, draws: Sequence[Draw], mixture: bool) -> list[int]:
     """mixed fp32 `[n, vocabulary]` -> one token per row; `mixture`: see `adjusted`."""
     scores = adjusted(mixed, draws, mixture)
     if all(draw.params.greedy for draw in draws):
-        return scores.argmax(-1).tolist()
+        return largest(scores).tolist()
     tokens = torch.zeros(len(draws), dtype=torch.long, device=scores.device)
     greedy = [row for row, draw in enumerate(draws) if draw.params.greedy]
     if greedy:
-        tokens[greedy] = scores[greedy].argmax(-1)
+        tokens[greedy] = largest(scores[greedy])
     for (top_k, has_top_p, has_min_p), rows in _alike(draws, scores.shape[1]).items():
         chosen = [draws[row].params for row in rows]
         scaled = scores[rows] / _column([params.temperature for params in chosen], scores)

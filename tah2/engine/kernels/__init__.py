@@ -7,15 +7,16 @@ Everything here is for inference: no gradient flows, and packed weights do not f
 
 from tah2.engine.kernels.attention import Visible, attend, paged_attention, reference_attend
 from tah2.engine.kernels.bandwidth import Reader
-from tah2.engine.kernels.block import PackedBlock, Step
+from tah2.engine.kernels.block import PackedBlock, PackedBlocks, Step
 from tah2.engine.kernels.build import available
 from tah2.engine.kernels.linear import STORAGES, PackedLinear, Storage, pack_linear, packed_swiglu, stored
 from tah2.engine.kernels.memory import huge_empty
-from tah2.engine.kernels.summary import Summary, reference_summarise, summarise
+from tah2.engine.kernels.summary import Summary, largest, most_probable, reference_summarise, summarise
 
 __all__ = [
     "STORAGES",
     "PackedBlock",
+    "PackedBlocks",
     "PackedLinear",
     "Reader",
     "Step",
@@ -25,6 +26,8 @@ __all__ = [
     "attend",
     "available",
     "huge_empty",
+    "largest",
+    "most_probable",
     "pack_linear",
     "packed_swiglu",
     "paged_attention",

@@ -6,6 +6,7 @@ At batch 1 a small model's step is hundreds of tiny operations; this makes it on
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -82,7 +83,7 @@ class PackedBlock:
             for norm in (block.input_layernorm, block.post_attention_layernorm, attention.q_norm, attention.k_norm)
         )
         self.eps = block.input_layernorm.eps
-        self._native = self._as_native()
+        self.native = self._as_native()
 
     def _as_native(self) -> _Block | None:
         weights = [layer.weights for layer in (self.qkv, self.output, self.gate_up, self.down)]
@@ -94,12 +95,12 @@ class PackedBlock:
     def __call__(self, hidden: Tensor, step: Step, key_pool: Tensor, value_pool: Tensor) -> Tensor:
         """hidden `[n, d]` -> the same tensor, one block further; keys and values go into the pools `[slots, G, D]`."""
         library, pool = build.library(), pool_of(key_pool, value_pool)
-        if library is None or pool is None or self._native is None:
+        if library is None or pool is None or self.native is None:
             return self.stepwise(hidden, step, key_pool, value_pool)
         if hidden.dtype != torch.float32 or not hidden.is_contiguous():
             raise ValueError(f"A packed block updates contiguous fp32 hidden states, not {hidden.dtype}.")
         native = step.native()
-        library.tah2_block_step(ctypes.byref(self._native), ctypes.byref(native), ctypes.byref(pool), hidden.data_ptr())
+        library.tah2_block_step(ctypes.byref(self.native), ctypes.byref(native), ctypes.byref(pool), hidden.data_ptr())
         return hidden
 
     def stepwise(self, hidden: Tensor, step: Step, key_pool: Tensor, value_pool: Tensor) -> Tensor:
@@ -114,6 +115,41 @@ class PackedBlock:
         attended = attend(query, key_pool, value_pool, step.visible, self.width**-0.5)
         hidden.add_(self.output(attended.flatten(1)))
         return hidden.add_(self.down(self.gate_up(_normed(hidden, post_norm, self.eps))))
+
+
+class PackedBlocks:
+    """Blocks in a row; the compiled step runs any stretch of them in one call."""
+
+    def __init__(self, blocks: Sequence[PackedBlock]) -> None:
+        self.blocks = list(blocks)
+        natives = [block.native for block in self.blocks if block.native is not None]
+        self.natives = (_Block * len(natives))(*natives) if len(natives) == len(self.blocks) else None
+
+    def __getitem__(self, layer: int) -> PackedBlock:
+        return self.blocks[layer]
+
+    def __call__(self, hidden: Tensor, layers: range, step: Step, keys: Tensor, values: Tensor, first: int) -> Tensor:
+        """hidden `[n, d]` through `layers`; pools `[pool layers, slots, G, D]` serve them from layer `first` on."""
+        library = build.library()
+        pool = pool_of(keys[first], values[first]) if layers else None
+        if library is None or pool is None or self.natives is None or layers.step != 1:
+            for offset, layer in enumerate(layers):
+                hidden = self.blocks[layer](hidden, step, keys[first + offset], values[first + offset])
+            return hidden
+        if hidden.dtype != torch.float32 or not hidden.is_contiguous():
+            raise ValueError(f"Packed blocks update contiguous fp32 hidden states, not {hidden.dtype}.")
+        if layers.stop > len(self.blocks) or first + len(layers) > len(keys):
+            raise ValueError(f"There are {len(self.blocks)} blocks and {len(keys)} pool layers, too few for {layers}.")
+        library.tah2_blocks_step(
+            ctypes.byref(self.natives[layers.start]),
+            len(layers),
+            ctypes.byref(step.native()),
+            ctypes.byref(pool),
+            keys.stride(0),
+            values.stride(0),
+            hidden.data_ptr(),
+        )
+        return hidden
 
 
 def _normed(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:

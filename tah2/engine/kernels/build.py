@@ -37,6 +37,11 @@ def library() -> ctypes.CDLL | None:
     return _compiled()
 
 
+def loaded() -> ctypes.CDLL | None:
+    """The compiled kernels if somebody has asked for them already; compiles nothing."""
+    return library() if _compiled.cache_info().currsize else None
+
+
 def available() -> bool:
     """Do compiled kernels run here? Asking compiles them."""
     return library() is not None
@@ -117,6 +122,8 @@ def _declare(library: ctypes.CDLL) -> ctypes.CDLL:
     library.tah2_block_step.argtypes = [pointer, pointer, pointer, pointer]
     library.tah2_summary.argtypes = [pointer, whole, whole, whole, pointer, pointer, pointer, whole]
     library.tah2_read.argtypes, library.tah2_read.restype = [pointer, whole, whole], real
-    for name in ("tah2_linear", "tah2_attend", "tah2_block_step", "tah2_summary"):
-        getattr(library, name).restype = None
+    library.tah2_blocks_step.argtypes = [pointer, whole, pointer, pointer, whole, whole, pointer]
+    library.tah2_most_probable.argtypes = [pointer, whole, whole, whole, whole, pointer, pointer, whole]
+    for name in ("linear", "attend", "block_step", "blocks_step", "most_probable", "summary"):
+        getattr(library, f"tah2_{name}").restype = None
     return library

@@ -1,4 +1,7 @@
-"""What sampling needs to know of a row of logits, in one reading."""
+"""What sampling and the decider need to know of a row of logits, in few readings.
+
+`largest` and `most_probable` serve every engine, so they use the kernels only where packed weights have loaded them.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ import torch
 from torch import Tensor
 
 from tah2.engine.kernels import build
+from tah2.model.scoring import most_probable as stock_most_probable
 
 
 class Summary(NamedTuple):
@@ -21,8 +25,7 @@ class Summary(NamedTuple):
 def summarise(logits: Tensor) -> Summary:
     """logits `[n, V]` -> maximum, argmax and logsumexp of each row."""
     library = build.library()
-    usable = logits.device.type == "cpu" and logits.dtype == torch.float32 and logits.stride(-1) == 1
-    if library is None or not usable:
+    if library is None or not _readable(logits):
         return reference_summarise(logits)
     rows, width = logits.shape
     result = Summary(torch.empty(rows), torch.empty(rows, dtype=torch.int64), torch.empty(rows))
@@ -35,3 +38,33 @@ def reference_summarise(logits: Tensor) -> Summary:
     """The plain twin."""
     maximum, argmax = logits.max(dim=-1)
     return Summary(maximum, argmax, logits.logsumexp(dim=-1))
+
+
+def largest(logits: Tensor) -> Tensor:
+    """fp32 logits `[n, V]` -> where the largest of each row is (the first of equals), long `[n]`."""
+    library = build.loaded()
+    if library is None or not _readable(logits):
+        return logits.argmax(-1)
+    rows, width = logits.shape
+    index = torch.empty(rows, dtype=torch.int64)
+    threads = torch.get_num_threads()
+    library.tah2_summary(logits.data_ptr(), logits.stride(0), rows, width, None, index.data_ptr(), None, threads)
+    return index
+
+
+def most_probable(logits: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
+    """logits `[n, V]` -> ids and fp32 probabilities of the `top_k` most probable tokens `[n, top_k]`, descending."""
+    library = build.loaded()
+    if library is None or not _readable(logits):
+        return stock_most_probable(logits, top_k)
+    rows, width = logits.shape
+    tokens, probabilities = torch.empty((rows, top_k), dtype=torch.int64), torch.empty((rows, top_k))
+    pointers = [probabilities.data_ptr(), tokens.data_ptr()]
+    threads = torch.get_num_threads()
+    library.tah2_most_probable(logits.data_ptr(), logits.stride(0), rows, width, top_k, *pointers, threads)
+    return tokens, probabilities
+
+
+def _readable(logits: Tensor) -> bool:
+    """Can the kernels read these logits in place?"""
+    return logits.device.type == "cpu" and logits.dtype == torch.float32 and logits.stride(-1) == 1

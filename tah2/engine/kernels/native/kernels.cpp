@@ -35,6 +35,23 @@ void tah2_block_step(const Block* block, const Pass* pass, const PoolView* pool,
     else block_step(*block, *pass, pool_of<float>(*pool), hidden);
 }
 
+// `count` blocks, whose pools lie `key_layer` and `value_layer` numbers apart.
+void tah2_blocks_step(const Block* blocks, int64_t count, const Pass* pass, const PoolView* pool, int64_t key_layer,
+                      int64_t value_layer, float* hidden) {
+    const auto run = [&](auto typed) {
+        for (int64_t i = 0; i < count; i++) {
+            block_step(blocks[i], *pass, typed, hidden);
+            typed.key += key_layer, typed.value += value_layer;
+        }
+    };
+    pool->half ? run(pool_of<uint16_t>(*pool)) : run(pool_of<float>(*pool));
+}
+
+void tah2_most_probable(const float* logits, int64_t stride, int64_t rows, int64_t width, int64_t k, float* probability,
+                        int64_t* token, int64_t threads) {
+    most_probable_rows(logits, stride, rows, width, k, probability, token, (int)threads);
+}
+
 void tah2_summary(const float* logits, int64_t stride, int64_t rows, int64_t width, float* maximum, int64_t* index,
                   float* logsumexp, int64_t threads) {
     summarise_rows(logits, stride, rows, width, {maximum, index, logsumexp}, (int)threads);

@@ -11,7 +11,7 @@
 
 constexpr int PANEL = 16;
 constexpr int PARTS = PANEL / WIDTH;
-constexpr int GROUP = 2;     // panels finished together: SWIGLU needs gate and up, int8 a second chain to hide latency
+constexpr int GROUP = 2;     // panels finished together: SWIGLU needs gate and up, few rows more chains to hide latency
 constexpr int AHEAD = 1024;  // weights to prefetch ahead of the one in use
 #if defined(__AVX512F__)
 constexpr int TILE = 16;  // accumulators: 16 of 32 registers
@@ -20,7 +20,7 @@ constexpr int TILE = 6;  // 6 x 2 of 16, or 6 x 4 of 32 registers
 #else
 constexpr int TILE = 2;
 #endif
-constexpr int TILES = 8;  // tiles whose packed x stays in the second-level cache
+constexpr int TILES = 32;  // tiles that share one reading of the weights; their packed x comes from the caches
 
 enum Storage { FP32 = 0, BF16 = 1, INT8 = 2 };
 enum Finish { SET = 0, ADD = 1, SWIGLU = 2 };  // y = r; y += r; y = silu(r of even panels) * r of odd panels
@@ -55,7 +55,7 @@ template <class W, int R, int COLUMNS> void multiply(const float* x, const W* pa
 }
 
 template <class W, int R> void multiply_group(const float* x, const W* panel, int64_t inner, int count, float* out) {
-    if (sizeof(W) == 1 && R < 4 && count == GROUP) return multiply<W, R, GROUP>(x, panel, inner, out);
+    if (R < 4 && count == GROUP) return multiply<W, R, GROUP>(x, panel, inner, out);
     for (int c = 0; c < count; c++) multiply<W, R, 1>(x, panel + c * inner * PANEL, inner, out + c * PANEL);
 }
 
