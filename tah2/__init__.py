@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 from tah2.registration import register_with_transformers
 
 if TYPE_CHECKING:
+    from tah2.engine.llm import LLM as LLM
+    from tah2.engine.params import SamplingParams as SamplingParams
     from tah2.model.checkpoint import convert as convert
     from tah2.model.checkpoint import load as load
     from tah2.model.hf import LoopedConfig as LoopedConfig
@@ -20,13 +22,15 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
+    "LLM": "tah2.engine.llm",
     "convert": "tah2.model.checkpoint",
     "load": "tah2.model.checkpoint",
     "LoopedConfig": "tah2.model.hf",
     "LoopedForCausalLM": "tah2.model.hf",
+    "SamplingParams": "tah2.engine.params",
 }
 
-__all__ = ["LoopedConfig", "LoopedForCausalLM", "__version__", "convert", "load"]
+__all__ = ["LLM", "LoopedConfig", "LoopedForCausalLM", "SamplingParams", "__version__", "convert", "load"]
 
 
 def __getattr__(name: str) -> Any:

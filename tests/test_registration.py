@@ -131,6 +131,10 @@ def test_the_package_alone_does_not_import_torch():
     assert run("import sys, tah2; print('torch' in sys.modules)") == "False"
 
 
+def test_sampling_params_need_no_torch():
+    assert run("import sys, tah2; tah2.SamplingParams(n=2); print('torch' in sys.modules)") == "False"
+
+
 def test_public_names_are_listed_and_unknown_ones_refused():
     assert set(tah2.__all__) <= set(dir(tah2))
     with pytest.raises(AttributeError, match="no attribute 'conver'"):

@@ -12,10 +12,8 @@ from tah2.engine.config import EngineConfig
 from tah2.engine.engine import Engine
 from tah2.engine.params import SamplingParams, StructuredOutputsParams
 from tah2.engine.reference import generate
+from tah2.engine.structured import GrammarMasks
 from tests.engine.tiny import EOS, byte_tokenizer, drained, writer
-
-llguidance = pytest.importorskip("llguidance")
-from tah2.engine.structured import GrammarMasks  # noqa: E402
 
 SCHEMA = {
     "type": "object",
