@@ -298,7 +298,7 @@ class TransformersPeer:
 
         seconds, resumed = 0.0, math.inf
 
-        class Turn(StoppingCriteria):  # type: ignore[misc]
+        class Turn(StoppingCriteria):
             def __call__(self, input_ids: Tensor, scores: Any, **kwargs: Any) -> Tensor:
                 nonlocal seconds, resumed
                 seconds += max(0.0, time.perf_counter() - resumed)
