@@ -91,9 +91,8 @@ def plan_once(strands: Sequence[Strand], pool: KVPool, paged: PagedAttention) ->
     chunks = []
     for s in strands:
         if len(s) > 1:
-            before = len(s.request.lists.once)
-            causal = np.tri(len(s), dtype=np.bool_)
-            chunks.append((np.concatenate([s.request.lists.once, s.once]), _behind(before, causal)))
+            before = s.request.lists.once
+            chunks.append((np.concatenate([before, s.once]), _behind(len(before), None, len(s))))
     return _plan(pool, paged, new, singles, chunks)
 
 
@@ -132,14 +131,12 @@ def _chunk_keys(strand: Strand) -> tuple[Slots, NDArray[np.bool_] | None]:
     return np.concatenate([settled, own]), _behind(len(settled), None if plainly_causal else mask, len(active))
 
 
-def _behind(settled: int, mask: NDArray[np.bool_] | None, rows: int | None = None) -> NDArray[np.bool_] | None:
-    """The mask with `settled` visible columns before it; None stays None (plainly causal) where there are none."""
-    if mask is None and settled:
-        assert rows is not None
-        mask = np.tri(rows, dtype=np.bool_)
-    if mask is None or not settled:
+def _behind(settled: int, mask: NDArray[np.bool_] | None, rows: int) -> NDArray[np.bool_] | None:
+    """The mask of `rows` rows with `settled` visible columns before it; None: plainly causal, and nothing before."""
+    if not settled:
         return mask
-    return np.concatenate([np.ones((len(mask), settled), dtype=np.bool_), mask], axis=1)
+    own = np.tri(rows, dtype=np.bool_) if mask is None else mask
+    return np.concatenate([np.ones((rows, settled), dtype=np.bool_), own], axis=1)
 
 
 def _plan(

@@ -26,11 +26,12 @@ Prompt = str | Sequence[int] | Mapping[str, Any]
 class LLM:
     """A looped checkpoint and an engine around it.
 
-    `model` is a folder or hub id of a looped checkpoint, or a `LoopedForCausalLM` in memory. Further keywords are
-    fields of `EngineConfig`.
+    `model` is a folder or hub id of a looped checkpoint, or a `LoopedForCausalLM`, which becomes the engine's: it is
+    moved, cast and sharded as asked. `device` None: a GPU if there is one, and a model in memory stays where it is.
+    Further keywords are fields of `EngineConfig`.
 
     With `tensor_parallel_size` above 1, every process makes an `LLM` with the same arguments and calls the same
-    methods; prompts and parameters are then those of rank 0, and a model in memory is sharded where it stands.
+    methods; prompts and parameters are then those of rank 0.
     """
 
     def __init__(
@@ -45,17 +46,20 @@ class LLM:
     ) -> None:
         config = build(EngineConfig, options)
         team = Team.join(config.tensor_parallel_size)
-        device = team.place(device)
+        place = team.place(device)
         if isinstance(model, (str, Path)):
             from tah2.model.checkpoint import load
 
             tokenizer = _tokenizer(model) if tokenizer is None else tokenizer
-            model = load(model, dtype=dtype, device=device if team.alone else "cpu")
+            model = load(model, dtype=dtype, device=place if team.alone else "cpu")
+        elif dtype is not None:
+            model.to(dtype)
         decoder: LoopedDecoder = model.model
         decoder.eval()
         if not team.alone:
             shard(decoder, team)
-            model.to(device)
+        if device is not None or not team.alone:
+            model.to(place)
         self.model, self.tokenizer = model, tokenizer
         self.engine = Engine(
             decoder,

@@ -11,6 +11,7 @@ from typing import Protocol
 from torch import Tensor
 from torch.nn import functional as F
 
+from tah2.config.strict import ConfigError
 from tah2.engine.config import EngineConfig
 from tah2.engine.paged import PaddedAttention, PagedAttention, PassPlan
 from tah2.engine.team import ALONE, Team
@@ -83,6 +84,8 @@ def choose_weights(decoder: LoopedDecoder, config: EngineConfig, team: Team = AL
 
     weight = decoder.embed_tokens.weight
     exact = weight.device.type == "cpu" and weight.element_size() == 4 and kernels.available()
+    if config.weight_storage != "fp32" and weight.device.type != "cpu":
+        raise ConfigError("weight_storage is for models on a CPU; leave it out, or load with dtype=torch.bfloat16.")
     if config.weight_storage != "fp32" or (config.kernels == "auto" and exact):
         return PackedWeights(decoder, config.weight_storage)
     return ModelWeights(decoder)

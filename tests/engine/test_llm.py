@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 
 import pytest
@@ -105,6 +106,17 @@ def test_mistakes_are_refused_and_leave_nothing_behind(llm: LLM):
     with pytest.raises(ConfigError, match="max_num_seqs"):
         LLM(llm.model, max_num_seq=3)
     assert not llm.engine.has_unfinished_requests()
+
+
+def test_a_model_in_memory_is_cast_and_moved_as_asked(llm: LLM):
+    model = copy.deepcopy(llm.model)
+    half = LLM(model, dtype=torch.bfloat16, device="cpu", kv_slots=100)
+    assert half.model.model.embed_tokens.weight.dtype == half.engine.pools.looped.keys.dtype == torch.bfloat16
+    (output,) = half.generate([1, 2, 3], SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True))
+    assert len(output.outputs[0].token_ids) == 4
+    moved = copy.deepcopy(llm.model)
+    there = LLM(moved, device="meta", kv_slots=10, kernels="off")
+    assert moved.model.embed_tokens.weight.device.type == there.engine.pools.looped.keys.device.type == "meta"
 
 
 def test_generation_of_the_hugging_face_class_agrees(llm: LLM):

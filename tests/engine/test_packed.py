@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 
+from tah2.config.strict import ConfigError
 from tah2.engine import kernels
 from tah2.engine.config import EngineConfig
 from tah2.engine.packed import PackedWeights
@@ -47,5 +50,9 @@ def test_the_fitting_weights_are_chosen():
     assert not isinstance(choose_weights(decoder, EngineConfig(kernels="off")), PackedWeights)
     stored = choose_weights(decoder, EngineConfig(kernels="off", weight_storage="bf16"))
     assert isinstance(stored, PackedWeights)
+    elsewhere = copy.deepcopy(decoder).to("meta")
+    assert not isinstance(choose_weights(elsewhere, EngineConfig()), PackedWeights)
+    with pytest.raises(ConfigError, match="weight_storage is for models on a CPU"):
+        choose_weights(elsewhere, EngineConfig(weight_storage="int8"))
     state = torch.randn(3, 16)
     torch.testing.assert_close(stored.head(state), ModelWeights(decoder).head(state), atol=0.05, rtol=0.02)

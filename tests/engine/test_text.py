@@ -107,3 +107,16 @@ def test_streamed_text_only_grows_and_ends_as_the_whole():
             counts.append(len(out.outputs[0].token_ids))
     assert counts == sorted(counts)
     assert shown == byte_tokenizer().decode(expected_bytes(40))
+
+
+def test_logprobs_name_their_tokens():
+    engine, tokenizer = made(), byte_tokenizer()
+    engine.add_request("x", "Write", SamplingParams(seed=3, max_tokens=5, logprobs=2, prompt_logprobs=1))
+    while not (outputs := engine.step(stream=False)):
+        pass
+    (output,) = outputs
+    entries = [*(output.prompt_logprobs or [])[1:], *(output.outputs[0].logprobs or [])]
+    assert len(entries) == 4 + 5
+    for entry in entries:
+        assert entry
+        assert all(value.decoded_token == tokenizer.decode([token]) for token, value in entry.items())
