@@ -144,7 +144,7 @@ class Runner:
         among_kept = np.flatnonzero(wanted[rows.kept])
         if len(among_kept):
             index = _index(np.flatnonzero(rows.kept)[among_kept], self.device)
-            tokens[index], probabilities[index] = most_probable(_take(logits, among_kept), top_k)
+            tokens[index], probabilities[index] = most_probable(logits, top_k, _index(among_kept, self.device))
         for part in np.array_split(others := np.flatnonzero(wanted & ~rows.kept), -(-len(others) // HEAD_ROWS) or 1):
             if len(part):
                 index = _index(part, self.device)

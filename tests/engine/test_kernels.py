@@ -350,6 +350,8 @@ def test_the_most_probable_tokens_are_those_of_stock_pytorch(compiled: None, row
     assert torch.equal(tokens, expected.indices)
     assert torch.allclose(probabilities, expected.values, rtol=1e-5, atol=1e-9)
     assert torch.equal(kernels.largest(logits), logits.argmax(-1))
+    (last,), _ = kernels.most_probable(logits, top_k, torch.tensor([rows - 1]))
+    assert torch.equal(last, tokens[-1])
 
 
 @given(st.lists(st.sampled_from([0.0, 1.0, 2.0, -float("inf")]), min_size=1, max_size=600), st.data())

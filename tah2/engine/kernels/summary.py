@@ -52,16 +52,27 @@ def largest(logits: Tensor) -> Tensor:
     return index
 
 
-def most_probable(logits: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
-    """logits `[n, V]` -> ids and fp32 probabilities of the `top_k` most probable tokens `[n, top_k]`, descending."""
+def most_probable(logits: Tensor, top_k: int, chosen: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """The `top_k` most probable tokens of the rows `chosen` (long `[m]`, by default all) of logits `[n, V]`.
+
+    Ids and fp32 probabilities `[m, top_k]`, descending.
+    """
     library = build.loaded()
     if library is None or not _readable(logits):
-        return stock_most_probable(logits, top_k)
-    rows, width = logits.shape
-    tokens, probabilities = torch.empty((rows, top_k), dtype=torch.int64), torch.empty((rows, top_k))
-    pointers = [probabilities.data_ptr(), tokens.data_ptr()]
-    threads = torch.get_num_threads()
-    library.tah2_most_probable(logits.data_ptr(), logits.stride(0), rows, width, top_k, *pointers, threads)
+        return stock_most_probable(logits if chosen is None else logits[chosen], top_k)
+    chosen = torch.arange(len(logits)) if chosen is None else chosen.contiguous()
+    tokens, probabilities = torch.empty((len(chosen), top_k), dtype=torch.int64), torch.empty((len(chosen), top_k))
+    library.tah2_most_probable(
+        logits.data_ptr(),
+        logits.stride(0),
+        chosen.data_ptr(),
+        len(chosen),
+        logits.shape[1],
+        top_k,
+        probabilities.data_ptr(),
+        tokens.data_ptr(),
+        torch.get_num_threads(),
+    )
     return tokens, probabilities
 
 

@@ -47,9 +47,9 @@ void tah2_blocks_step(const Block* blocks, int64_t count, const Pass* pass, cons
     pool->half ? run(pool_of<uint16_t>(*pool)) : run(pool_of<float>(*pool));
 }
 
-void tah2_most_probable(const float* logits, int64_t stride, int64_t rows, int64_t width, int64_t k, float* probability,
-                        int64_t* token, int64_t threads) {
-    most_probable_rows(logits, stride, rows, width, k, probability, token, (int)threads);
+void tah2_most_probable(const float* logits, int64_t stride, const int64_t* chosen, int64_t rows, int64_t width,
+                        int64_t k, float* probability, int64_t* token, int64_t threads) {
+    most_probable_rows(logits, stride, chosen, rows, width, k, probability, token, (int)threads);
 }
 
 void tah2_summary(const float* logits, int64_t stride, int64_t rows, int64_t width, float* maximum, int64_t* index,

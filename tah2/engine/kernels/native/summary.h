@@ -51,13 +51,19 @@ INLINE void summarise_rows(const float* logits, int64_t stride, int64_t rows, in
     for (int64_t i = 0; i < rows; i++) summarise(logits + i * stride, width, i, summary);
 }
 
+// A number that falls as x grows; the largest of all where x is not a number.
+INLINE uint32_t descending(float x) {
+    if (x != x) return UINT32_MAX;
+    const uint32_t word = bits<uint32_t>(x + 0.0f);  // -0 becomes 0
+    return word >> 31 ? word : ~(word | 0x80000000u);
+}
+
 // The k most probable tokens of a row, descending, the first of equals first. Logits are put into groups, whose maxima
 // are found in passing; the k-th largest maximum is a bound that at least k logits reach and few others do.
 INLINE void most_probable(const float* row, int64_t width, int64_t k, float* probability, int64_t* token) {
     constexpr int64_t SPAN = 16, BLOCK = SPAN * WIDTH;  // group: lane l of the SPAN vectors of one block
-    struct Candidate { float logit; int64_t token; };
     static thread_local std::vector<float> maxima, ranked;
-    static thread_local std::vector<Candidate> found;
+    static thread_local std::vector<uint64_t> found;  // order of the logit, then of the token, as one number
     maxima.assign((width + BLOCK - 1) / BLOCK * WIDTH, -INFINITY);
     float maximum = -INFINITY;
     int64_t d = 0;
@@ -84,20 +90,21 @@ INLINE void most_probable(const float* row, int64_t width, int64_t k, float* pro
     for (int64_t g = 0; g < (int64_t)maxima.size(); g++) {
         if (maxima[g] < bound) continue;
         for (int64_t i = g / WIDTH * BLOCK + g % WIDTH, v = 0; v < SPAN && i < width; v++, i += WIDTH)
-            if (!(row[i] < bound)) found.push_back({row[i] == row[i] ? row[i] : -INFINITY, i});
+            if (!(row[i] < bound)) found.push_back((uint64_t)descending(row[i]) << 32 | (uint32_t)i);
     }
-    std::partial_sort(found.begin(), found.begin() + k, found.end(), [](const Candidate& a, const Candidate& b) {
-        return a.logit > b.logit || (a.logit == b.logit && a.token < b.token);
-    });
+    std::nth_element(found.begin(), found.begin() + k - 1, found.end());
+    std::sort(found.begin(), found.begin() + k);
     const float total = sum_of_exponentials(row, width, maximum);
     for (int64_t i = 0; i < k; i++) {
-        probability[i] = std::exp(found[i].logit - maximum) / total;
-        token[i] = found[i].token;
+        token[i] = (uint32_t)found[i];
+        probability[i] = std::exp(row[token[i]] - maximum) / total;
     }
 }
 
-INLINE void most_probable_rows(const float* logits, int64_t stride, int64_t rows, int64_t width, int64_t k,
-                               float* probability, int64_t* token, int threads) {
+// Of the rows that `chosen` names.
+INLINE void most_probable_rows(const float* logits, int64_t stride, const int64_t* chosen, int64_t rows, int64_t width,
+                               int64_t k, float* probability, int64_t* token, int threads) {
 #pragma omp parallel for num_threads(threads) if (threads > 1 && rows > 1)
-    for (int64_t i = 0; i < rows; i++) most_probable(logits + i * stride, width, k, probability + i * k, token + i * k);
+    for (int64_t i = 0; i < rows; i++)
+        most_probable(logits + chosen[i] * stride, width, k, probability + i * k, token + i * k);
 }
