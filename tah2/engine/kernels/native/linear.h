@@ -11,7 +11,7 @@
 
 constexpr int PANEL = 16;
 constexpr int PARTS = PANEL / WIDTH;
-constexpr int GROUP = 2;     // panels finished together: SWIGLU needs gate and up, few rows more chains to hide latency
+constexpr int GROUP = 2;     // panels finished together: SWIGLU needs gate and up, int8 a second chain to hide latency
 constexpr int AHEAD = 1024;  // weights to prefetch ahead of the one in use
 #if defined(__AVX512F__)
 constexpr int TILE = 16;  // accumulators: 16 of 32 registers
@@ -36,6 +36,7 @@ struct Weights {
 // R rows times COLUMNS panels into out[R][GROUP][16].
 template <class W, int R, int COLUMNS> void multiply(const float* x, const W* panel, int64_t inner, float* out) {
     Vec acc[R][COLUMNS][PARTS] = {};
+#pragma GCC unroll 4
     for (int64_t k = 0; k < inner; k++, x += R) {
 #pragma GCC unroll 2
         for (int c = 0; c < COLUMNS; c++) {
@@ -55,7 +56,7 @@ template <class W, int R, int COLUMNS> void multiply(const float* x, const W* pa
 }
 
 template <class W, int R> void multiply_group(const float* x, const W* panel, int64_t inner, int count, float* out) {
-    if (R < 4 && count == GROUP) return multiply<W, R, GROUP>(x, panel, inner, out);
+    if (sizeof(W) == 1 && R < 4 && count == GROUP) return multiply<W, R, GROUP>(x, panel, inner, out);
     for (int c = 0; c < count; c++) multiply<W, R, 1>(x, panel + c * inner * PANEL, inner, out + c * PANEL);
 }
 
