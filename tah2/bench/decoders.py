@@ -33,6 +33,7 @@ from tah2.model.reentry import Predicted
 from tah2.model.start import StartConfig, calibration_text
 
 Ids = list[list[int]]
+START = StartConfig(updater="embedding")
 
 
 class Uncertain(Gate):
@@ -46,7 +47,8 @@ class Uncertain(Gate):
     def forward(self, embedding: Tensor, state: Tensor, top_probabilities: Tensor | None) -> Tensor:
         assert top_probabilities is not None
         largest = top_probabilities[:, 0].clamp(1e-6, 1 - 1e-6)
-        return (1 - largest).log() - largest.log() + 0.0 * self.decider(embedding, state, top_probabilities)
+        learned: Tensor = self.decider(embedding, state, top_probabilities)
+        return (1 - largest).log() - largest.log() + 0.0 * learned
 
     @staticmethod
     def continues(probability: Tensor, survival: Tensor, threshold: Tensor | float) -> Tensor:
@@ -72,7 +74,11 @@ class Models:
 
 
 def make_models(name: str, ceilings: Sequence[int]) -> Models:
-    """SmolLM2 converted with the default start where its weights are installed, else random weights of the shape."""
+    """SmolLM2 where its weights are installed, else random weights of the shape.
+
+    The updater is fitted onto the token's own embedding: a second pass then refines the first one's prediction, as a
+    trained loop's does, while the default start would predict one token further and contradict every draft.
+    """
     path = weights_of(name)
     loop = LoopConfig("tah2", max(ceilings))
     if path is not None:
@@ -80,7 +86,7 @@ def make_models(name: str, ceilings: Sequence[int]) -> Models:
 
         with tempfile.TemporaryDirectory() as folder:
             out = Path(folder) / "tah2"
-            run_conversion(path, out, {"kind": "tah2", "max_depth": loop.max_depth}, StartConfig(), "float32")
+            run_conversion(path, out, {"kind": "tah2", "max_depth": loop.max_depth}, START, "float32")
             decoder: LoopedDecoder = load(out, dtype=torch.float32).model
             tokens = AutoTokenizer.from_pretrained(out)(calibration_text(None))["input_ids"]
     else:

@@ -14,6 +14,7 @@ Measure what the loop costs on this machine. Ratios compare contenders that ran 
 close other programs first, and read absolute figures as this machine's alone.
 
   tah2 bench train                      training steps against Standard's and transformers', time and memory
+  tah2 bench decode                     decoding against Standard, transformers and the memory's bandwidth
   tah2 bench train --json --out FILE    the same as one JSON object, also written to FILE
 """
 
@@ -74,5 +75,5 @@ def _show(report: dict[str, Any]) -> None:
     table = Table("", "target", title=f"{report['machine']['device']}, {report['machine']['threads']} threads")
     table.add_column("measured", justify="right")
     for name, value in report["ratios"].items():
-        table.add_row(name.replace("_", " "), report["targets"][name], f"{value:.3f}")
+        table.add_row(name.replace("_", " "), report["targets"][name], "missing" if value is None else f"{value:.3f}")
     Console().print(table)

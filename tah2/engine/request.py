@@ -136,14 +136,8 @@ class Request:
 
     def output_before(self, strand: Strand) -> Sequence[int]:
         """Output tokens up to `strand`'s end, drafts included."""
-        drafted = []
-        for other in self.strands[1:]:
-            if self.strands[0] is strand:
-                break
-            drafted.append(int(other.ids[-1]))
-            if other is strand:
-                break
-        return [*self.output, *drafted] if drafted else self.output
+        drafts = self.strands[1 : self.strands.index(strand) + 1]
+        return [*self.output, *(int(draft.ids[-1]) for draft in drafts)] if drafts else self.output
 
     def record(self, strand: Strand) -> None:
         """A strand has finished: its tokens are settled."""

@@ -120,3 +120,20 @@ def test_logprobs_name_their_tokens():
     for entry in entries:
         assert entry
         assert all(value.decoded_token == tokenizer.decode([token]) for token, value in entry.items())
+
+
+def test_text_that_cannot_be_made_fails_one_request_only():
+    engine = made()
+    for name in ("bad", "good"):
+        engine.add_request(name, "Write", SamplingParams(seed=3, max_tokens=5))
+    (bad, _) = engine.scheduler.waiting
+    assert bad.detokenizer is not None
+    bad.detokenizer.add = broken  # type: ignore[method-assign]
+    outputs = finish(engine)
+    assert outputs["bad"].error == "KeyError: 'no such token'"  # type: ignore[attr-defined]
+    assert outputs["good"].token_ids == expected_bytes(5)  # type: ignore[attr-defined]
+    drained(engine)
+
+
+def broken(token: int, look_for_stops: bool = True) -> bool:
+    raise KeyError("no such token")
