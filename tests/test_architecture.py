@@ -25,7 +25,7 @@ LEVELS = (
     {"objective", "data"},
     {"engine"},
     {"evals", "train", "server"},
-    {"study", "bench"},
+    {"distill", "study", "bench"},
     {"cli"},
 )
 """Bottom first: a room imports itself and the rooms of lower levels."""
