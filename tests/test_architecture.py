@@ -46,7 +46,7 @@ def level(room: str) -> int:
 
 def files(pattern: str) -> Iterator[Path]:
     """Files of the project that match, generated ones left out."""
-    yield from (path for path in ROOT.glob(pattern) if path.is_file())
+    yield from (path for path in ROOT.glob(pattern) if path.is_file() and path.name != ".git")
     for folder in FOLDERS:
         for path in sorted((ROOT / folder).rglob(pattern)):
             if path.is_file() and not GENERATED.intersection(path.parts):
