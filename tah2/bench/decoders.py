@@ -265,18 +265,25 @@ def side_by_side(*stretches: Stretch) -> list[Decoded]:
     return [stretch.close() for stretch in stretches]
 
 
-def threshold_of_depth(engine: Engine, prompts: Ids, each: int, depth: float, tries: int = 6) -> float:
-    """The exit threshold under which decoding these prompts runs `depth` iterations a token, as nearly as found."""
-    share, best, found, threshold = depth - 1.0, math.inf, 0.5, 0.5
-    for attempt in range(tries):
+def threshold_of_depth(engine: Engine, prompts: Ids, each: int, depth: float, tries: int = 12) -> float:
+    """The exit threshold under which decoding these prompts runs `depth` iterations a token, as nearly as found.
+
+    A higher threshold stops earlier, up to noise: another route writes another text. The search keeps a bracket, tries
+    the quantile of the decider's answers that would give the wanted share, and halves the bracket where that falls
+    outside.
+    """
+    low, high = 0.0, 1.0
+    best, found, threshold = math.inf, 0.5, 0.5
+    for _ in range(tries):
         run = decode(engine, prompts, each, threshold)
         if abs(run.mean_depth - depth) < best:
             best, found = abs(run.mean_depth - depth), threshold
         if best < 0.01:
             break
-        if attempt and run.mean_depth > 1:
-            share = min(1.0, share * (depth - 1) / (run.mean_depth - 1))
-        threshold = float(np.quantile(run.continue_probs, 1 - share))
+        low, high = (threshold, high) if run.mean_depth > depth else (low, threshold)
+        threshold = float(np.quantile(run.continue_probs, max(0.0, 2 - depth)))
+        if not low < threshold < high:
+            threshold = (low + high) / 2
     return found
 
 
