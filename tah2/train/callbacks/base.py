@@ -34,6 +34,8 @@ class Callback:
 
     shows_messages = False
     """Do people see `on_message`? Where no listener shows them, messages go to stderr."""
+    owns_screen = False
+    """Is it the one that people watch, in place of the usual progress bar?"""
 
     def on_start(self, run: RunInfo) -> None:
         """Before the first step. A ConfigError raised here ends the run: the user asked for something impossible."""

@@ -34,10 +34,15 @@ def make_callbacks(
     progress: bool = True,
     extra: Iterable[Callback] = (),
 ) -> Callbacks:
-    """JSON lines, the named loggers (None: the default ones), the progress bar, and `extra`; nobody on other ranks."""
+    """JSON lines, the named loggers (None: the default ones), the progress bar, and `extra`; nobody on other ranks.
+
+    Where one of `extra` owns the screen, it stands in for the progress bar.
+    """
     names = default_loggers() if loggers is None else tuple(dict.fromkeys(loggers))
     check_loggers(names)
     if rank != 0:
         return Callbacks()
-    bar = [ProgressBar()] if progress else []
+    extra = tuple(extra)
+    taken = any(callback.owns_screen for callback in extra)
+    bar = [ProgressBar()] if progress and not taken else []
     return Callbacks([*bar, JsonlLog(), *(LOGGERS[name]() for name in names), *extra])
