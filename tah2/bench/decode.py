@@ -18,13 +18,16 @@ under which the mean depth is 1.2. Times are the best of interleaved rounds; `ra
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from statistics import mean, median
 from typing import Any
 
 import torch
 
+from tah2.bench import llamacpp
 from tah2.bench.decoders import (
     Decoded,
     Engines,
@@ -39,6 +42,7 @@ from tah2.bench.decoders import (
     side_by_side,
     threshold_of_depth,
 )
+from tah2.bench.llamacpp import LlamaCppPeer
 from tah2.bench.machine import describe
 from tah2.bench.rounds import Ratio, interleaved
 from tah2.engine import kernels
@@ -59,7 +63,7 @@ TARGETS = {
     "overhead_share_b16": "less than 0.05",
     "prefill_over_transformers": "at least 1.3",
 }
-NO_LLAMACPP = "llama.cpp is not measured: run its llama-bench on an F32 GGUF file of the same model beside this."
+LLAMACPP_BATCHES = (1, 8, 16)
 Say = Callable[[str], None]
 Seconds = dict[str, list[float]]
 """Per contender and round"""
@@ -104,6 +108,7 @@ def measure(plan: Plan, threads: int | None = None, say: Say = lambda line: None
             "lockstep": bench.lockstep(),
             "overhead": bench.overhead(),
             "prefill": bench.prefill(),
+            "llamacpp": bench.against_llamacpp(LLAMACPP_BATCHES),
         }
     ratios: dict[str, float | None] = {
         **{
@@ -113,7 +118,7 @@ def measure(plan: Plan, threads: int | None = None, say: Say = lambda line: None
         "flops_over_standard": raw["b16"]["loop"]["flops_over_standard"],
         "depth_batching_over_lockstep_b16_m4": _best(raw["lockstep"], "depth_batching_over_lockstep"),
         **{f"over_transformers_b{n}": _best(raw[f"b{n}"], "over_transformers") for n in (1, 8)},
-        **{f"over_llamacpp_b{n}": None for n in (1, 8, 16)},
+        **{f"over_llamacpp_b{n}": raw["llamacpp"].get(n, {}).get("of_best") for n in LLAMACPP_BATCHES},
         "bandwidth_share_b1": raw["bandwidth"]["share"],
         "overhead_share_b16": raw["overhead"][plan.model]["standard"],
         "prefill_over_transformers": _best(raw["prefill"], "over_transformers"),
@@ -121,7 +126,7 @@ def measure(plan: Plan, threads: int | None = None, say: Say = lambda line: None
     return {
         "ratios": ratios,
         "targets": TARGETS,
-        "missing": {f"over_llamacpp_b{n}": NO_LLAMACPP for n in (1, 8, 16)},
+        "missing": {f"over_llamacpp_b{n}": why for n in LLAMACPP_BATCHES if (why := llamacpp.missing())},
         "raw": raw,
         "machine": {**machine, "load_after": describe(torch.device("cpu"))["load"]},
     }
@@ -151,7 +156,29 @@ class _Bench:
             **_speeds(timing),
         }
 
-    def _agreement(self, theirs: TransformersPeer, batch: int) -> float:
+    def against_llamacpp(self, batches: Sequence[int]) -> dict[int, Any]:
+        """Batch -> Standard's tokens per second over llama.cpp's; empty where it is not installed."""
+        if llamacpp.missing():
+            return {}
+        standard, threads = self.engines.standard(), torch.get_num_threads()
+        with tempfile.TemporaryDirectory() as folder:
+            peer = llamacpp.LlamaCppPeer(self.models.standard, Path(folder), max(batches), self.length, threads)
+        measured = {}
+        for batch in batches:
+            self.say(f"Standard against llama.cpp, batch {batch}")
+            prompts, each = self._work(batch)
+            timing: Seconds = {"standard": [], "llamacpp": []}
+            for _ in range(1 + self.plan.rounds):
+                beside = Stretch(standard, prompts, each)
+                timing["llamacpp"].append(peer.decode(prompts, each, beside)[0] / (batch * each))
+                timing["standard"].append(beside.close().per_token)
+            timing = _warm(timing)
+            measured[batch] = _ratio(timing["llamacpp"], timing["standard"]) | _speeds(timing)
+            measured[batch]["same_tokens"] = self._agreement(peer, batch)
+        peer.close()
+        return measured
+
+    def _agreement(self, theirs: TransformersPeer | LlamaCppPeer, batch: int) -> float:
         """Share of the tokens up to the first difference; rounding may decide a close call in a long text."""
         prompts, each = self._work(batch)
         expected = theirs.decode(prompts, each)[1]

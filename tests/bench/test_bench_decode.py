@@ -55,6 +55,17 @@ def test_the_peer_runs_the_same_weights(models: Models):
         assert peer.decode(prompts, 5)[1] == greedy(Engines(models, 64), prompts, 6)
 
 
+def test_llamacpp_runs_the_same_weights(models: Models, tmp_path: Path):
+    pytest.importorskip("llama_cpp", reason="llama-cpp-python is not installed (extra 'peers')")
+    from tah2.bench.llamacpp import LlamaCppPeer
+
+    with torch.inference_mode():
+        prompts = models.prompts(3, 8)
+        peer = LlamaCppPeer(models.standard, tmp_path, sequences=3, context=32, threads=1)
+        assert peer.decode(prompts, 5)[1] == greedy(Engines(models, 64), prompts, 6)
+        peer.close()
+
+
 def test_depths_are_controlled(models: Models):
     with torch.inference_mode():
         engine, prompts = Engines(models, 512).tah2(2), models.prompts(8, 8)
