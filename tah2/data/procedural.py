@@ -15,32 +15,26 @@ The *base* task of each is written alike but always hops once.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tah2.config.strict import ConfigError
+from tah2.config.strict import ConfigError, suggestion
 from tah2.data.dataset import DataSet
+from tah2.data.pocket import PocketConfig, PocketWorld
 from tah2.data.store import TokenStore
+from tah2.data.tags import ANSWER, COPY, END, FILLER, HOP, KINDS, MARK, PROMPT, RULE, tag_name
 
 BOS, QUESTION, HASH, EOS = range(4)
 FIXED = 4
 
-PROMPT, FILLER, RULE, COPY, MARK, ANSWER, END = range(7)
-KINDS = ("prompt", "filler", "rule", "copy", "mark", "answer", "end")
-HOP = 100
-"""The tag of a token that goes k hops is HOP + k; other tags index `KINDS`."""
+__all__ = ["HOP", "KINDS", "PointerChase", "ProceduralConfig", "StopChase", "load_procedural", "tag_name"]
 
 Split = Literal["train", "validation"]
 LINE = 4
-
-
-def tag_name(tag: int) -> str:
-    """`hop 2`, `filler`, ...: the tag for tables."""
-    return f"hop {tag - HOP}" if tag >= HOP else KINDS[tag]
 
 
 @dataclass(frozen=True)
@@ -56,12 +50,11 @@ class Trace:
 
 
 class Task(Protocol):
-    """A procedural task: draw samples, and judge responses."""
+    """A procedural task draws samples (and judges responses, each in its own words)."""
 
     @property
     def vocab_size(self) -> int: ...
     def generate(self, count: int, seed: int, split: Split = "train") -> TokenStore: ...
-    def verify(self, prompt: Sequence[int], response: Sequence[int]) -> Trace: ...
 
 
 @dataclass(frozen=True)
@@ -260,7 +253,8 @@ class StopChase:
 class ProceduralConfig:
     """A procedural task as training data."""
 
-    task: Literal["pointer-chase", "stop-chase"] = "stop-chase"
+    task: str = "stop-chase"
+    """"stop-chase", "pointer-chase" or "pocket"."""
     base: bool = False
     samples: int = 20000
     validation_samples: int = 1000
@@ -269,18 +263,30 @@ class ProceduralConfig:
     """Stop chase, base only: cycle length."""
     replace: float = 0.0
     """Stop chase, base only: chance of a random symbol in a line."""
+    pocket: PocketConfig | None = None
+    """Pocket world: what its problems are like."""
 
     def __post_init__(self) -> None:
         if self.samples < 1 or self.validation_samples < 0:
             raise ConfigError("A procedural data set needs at least one sample, and no fewer than 0 for validation.")
+        if self.task not in TASKS:
+            raise ConfigError(f"Unknown task {self.task!r}{suggestion(self.task, TASKS)}.")
+        if self.task != "stop-chase" and (self.cycle is not None or self.replace):
+            raise ConfigError("'cycle' and 'replace' belong to the task 'stop-chase'.")
+        if self.task != "pocket" and self.pocket is not None:
+            raise ConfigError("The options of 'procedural.pocket' belong to the task 'pocket'.")
         self.build_task()
 
     def build_task(self) -> Task:
-        if self.task == "pointer-chase":
-            if self.cycle is not None or self.replace:
-                raise ConfigError("'cycle' and 'replace' belong to the task 'stop-chase'.")
-            return PointerChase(base=self.base)
-        return StopChase(base=self.base, cycle=self.cycle, replace=self.replace)
+        return TASKS[self.task](self)
+
+
+TASKS: dict[str, Callable[[ProceduralConfig], Task]] = {
+    "stop-chase": lambda config: StopChase(base=config.base, cycle=config.cycle, replace=config.replace),
+    "pointer-chase": lambda config: PointerChase(base=config.base),
+    "pocket": lambda config: PocketWorld(config.pocket, base=config.base),
+}
+"""How a recipe's task is made; a new task is one row."""
 
 
 def load_procedural(config: ProceduralConfig) -> DataSet:
