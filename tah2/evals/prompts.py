@@ -33,8 +33,9 @@ def math_prompt(problem: str) -> Prompt:
 
 
 def choice_prompt(question: str, options: Sequence[str], letters: str) -> Prompt:
-    listed = "\n".join(f"{letter}) {option}" for letter, option in zip(letters, options, strict=True))
-    asked = f"{LETTER}{letters[: len(options)]}."
+    used = letters[: len(options)]
+    listed = "\n".join(f"{letter}) {option}" for letter, option in zip(used, options, strict=True))
+    asked = f"{LETTER}{used}."
     return user(f"{asked}\n\n{question}\n\n{listed}"), f"{asked}\n\nQuestion: {question}\n\n{listed}\n\nSolution:"
 
 
@@ -49,25 +50,22 @@ def complete_function_prompt(code: str) -> Prompt:
 
 def write_function_prompt(text: str, example: str, name: str) -> Prompt:
     """MBPP: a sentence and one assertion that shows the signature."""
-    asked = f"{text.strip()}\n\nYour function must be named `{name}` and pass this test:\n```python\n{example.strip()}\n```\n"
-    reason = "\nThink step by step, then give the whole solution in one ```python code block."
+    shown = f"Your function must be named `{name}` and pass this test:\n```python\n{example.strip()}\n```"
+    reason = "Think step by step, then give the whole solution in one ```python code block."
     plain = f'"""\n{text.strip()}\n{example.strip()}\n"""\n'
-    return user(asked + reason), plain
+    return user(f"{text.strip()}\n\n{shown}\n\n{reason}"), plain
 
 
 def contest_prompt(row: Mapping[str, str]) -> Prompt:
     """LiveCodeBench: a program that reads standard input, or a method of the class in the starter code."""
+    form = (
+        "Write a program that reads standard input and writes to standard output, whole, in one ```python code block."
+    )
     if row["starter_code"]:
         form = (
-            "Complete the starter code below, keeping the names of class and method, and give the whole solution in one "
-            f"```python code block.\n\n```python\n{row['starter_code'].rstrip()}\n```"
+            "Complete the starter code below, keeping the names of class and method, and give the whole solution in "
+            f"one ```python code block.\n\n```python\n{row['starter_code'].rstrip()}\n```"
         )
-    else:
-        form = (
-            "Write a program that reads the input from standard input and writes the answer to standard output, and give "
-            "it whole in one ```python code block."
-        )
-    asked = (
-        f"Solve this programming problem in Python. Think step by step before you write the code.\n\n{row['problem']}"
-    )
-    return user(f"{asked}\n\n{form}"), f"{asked}\n\n{form}\n\nSolution:\n```python\n"
+    reason = "Solve this programming problem in Python. Think step by step before you write the code."
+    asked = f"{reason}\n\n{row['problem']}\n\n{form}"
+    return user(asked), f"{asked}\n\nSolution:\n```python\n"

@@ -11,6 +11,7 @@ import json
 import os
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,8 @@ Companions = Callable[[list[Row], Path], tuple[str, ...]]
 
 @dataclass(frozen=True)
 class Hub:
-    """A data set of the Hugging Face hub; `files` reads plain JSON files of its repository instead of its tables."""
+    """A data set of the Hugging Face hub; `files` names JSON Lines files of its repository to read
+    instead of its table."""
 
     id: str
     rename: RenameRow
@@ -85,7 +87,7 @@ def read_rows(source: Source, data_dir: str | Path | None = None) -> Rows:
     if source.hub is None:
         where = f"in {folder}" if folder else f"(name its folder with --data-dir or {DATA_VARIABLE})"
         raise ConfigError(f"{source.file} is not {where}, and it has no Hugging Face id to load instead.")
-    return read_hub(source.hub, source.file)
+    return read_hub(source.hub)
 
 
 def read_local(source: Source, folder: Path) -> Rows:
@@ -119,31 +121,49 @@ def _unzipped(path: Path, password: bytes | None) -> bytes:
         raise ConfigError(f"Cannot read {path}: {error}.") from None
 
 
-def read_hub(hub: Hub, file: str) -> Rows:
-    renamed = [row for number, raw in enumerate(hub_table(hub)) if (row := hub.rename(raw, number)) is not None]
-    if not renamed:
+def read_hub(hub: Hub) -> Rows:
+    raws = hub_file_rows(hub, hub.files) if hub.files else hub_table(hub)
+    rows = [row for number, raw in enumerate(raws) if (row := hub.rename(raw, number)) is not None]
+    if not rows:
         raise ConfigError(f"{hub.id} holds no row of this benchmark; its layout may have changed.")
     if hub.complete:
-        hub.complete(renamed, hub)
-    digest = hashlib.sha256(json.dumps(renamed, sort_keys=True, default=str).encode()).hexdigest()
-    return Rows(tuple(renamed), f"hf:{hub.id}" + (f"/{hub.config}" if hub.config else ""), digest)
+        hub.complete(rows, hub)
+    digest = hashlib.sha256(json.dumps(rows, sort_keys=True, default=str).encode()).hexdigest()
+    return Rows(tuple(rows), f"hf:{hub.id}" + (f"/{hub.config}" if hub.config else ""), digest)
 
 
-def hub_table(hub: Hub, files: Iterable[str] | None = None) -> Iterable[Mapping[str, Any]]:
-    """Rows of the hub's table as the `datasets` library gives them."""
-    try:
+def hub_table(hub: Hub) -> Iterable[Mapping[str, Any]]:
+    """Rows of the hub's table, read by the `datasets` library."""
+    with _explained(hub):
         import datasets
-    except ImportError:
-        raise ConfigError("Benchmarks from the Hugging Face hub need: pip install 'tah2[data]'.") from None
-    paths = [f"hf://datasets/{hub.id}/{name}" for name in (files or hub.files)]
-    try:
-        if paths:
-            return datasets.load_dataset("json", data_files=paths, split="train")
+
         splits = datasets.load_dataset(hub.id, hub.config)
         return splits[hub.split] if hub.split in splits else _only(splits)
+
+
+def hub_file_rows(hub: Hub, names: Iterable[str]) -> Iterator[Row]:
+    """Objects of JSON Lines files of the hub's repository, as they stand.
+
+    Nested rows that differ in shape do not survive a table, which gives every row the keys of all others.
+    """
+    for name in names:
+        with _explained(hub):
+            from huggingface_hub import hf_hub_download
+
+            path = hf_hub_download(hub.id, name, repo_type="dataset")
+        yield from json_lines(Path(path).read_bytes(), f"{hub.id}/{name}")
+
+
+@contextmanager
+def _explained(hub: Hub) -> Iterator[None]:
+    """Whatever the hub's libraries raise becomes one sentence."""
+    try:
+        yield
+    except ImportError:
+        raise ConfigError("Benchmarks from the Hugging Face hub need: pip install 'tah2[data]'.") from None
     except Exception as error:
         gate = " It is gated: accept its terms on the hub and log in." if hub.gated else ""
-        reason = str(error).split("\n", 1)[0].strip().rstrip(".")
+        reason = str(error).strip().split("\n", 1)[0].rstrip(".")
         raise ConfigError(
             f"Cannot load {hub.id} from the Hugging Face hub ({type(error).__name__}: {reason}).{gate} "
             f"A local copy is used instead when --data-dir or {DATA_VARIABLE} names its folder."
