@@ -1,0 +1,281 @@
+"""The front's view of the engine: requests go out, their news come in; the worker behind it may die and come back.
+
+    engine = AsyncEngine(WorkerConfig("path/to/looped"))
+    await engine.start()
+    async with aclosing(engine.generate(prompt_ids, SamplingParams(max_tokens=8))) as news:
+        async for delta in news:
+            print(delta.text, delta.depths)
+    await engine.stop()
+
+Everything runs on one event loop. Leaving `generate` early, also by cancellation, aborts the request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import logging
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import suppress
+from typing import Any, cast
+
+from tah2.config.strict import ConfigError, plain
+from tah2.engine.params import SamplingParams
+from tah2.server.config import WorkerConfig
+from tah2.server.messages import (
+    Abort,
+    Add,
+    Broken,
+    Command,
+    Counters,
+    Delta,
+    Frames,
+    ModelFacts,
+    News,
+    Ready,
+    Refused,
+    Stop,
+    frame,
+    report_of,
+)
+
+log = logging.getLogger("tah2.server")
+
+FIRST_PAUSE, LONGEST_PAUSE = 0.1, 30.0
+"""Seconds between a worker's death and the next start; doubled for every start that fails."""
+STOP_SECONDS = 5.0
+
+
+class WorkerDied(Exception):
+    """The worker ended while it ran the request."""
+
+
+class NotReady(Exception):
+    """No worker is running at the moment."""
+
+
+class Refusal(ValueError):
+    """The engine does not take the request; the message is one sentence for the user."""
+
+
+class AsyncEngine:
+    def __init__(self, config: WorkerConfig, on_counters: Callable[[Counters, Counters], None] | None = None) -> None:
+        self.config = config
+        self.facts: ModelFacts | None = None
+        """Known once a worker has started."""
+        self.counters = Counters()
+        """The newest of the worker."""
+        self.restarts = 0
+        self.pid: int | None = None
+        self._on_counters = on_counters or (lambda old, new: None)
+        self._worker: Worker | None = None
+        self._keeper: asyncio.Task[None] | None = None
+        self._inboxes: dict[str, asyncio.Queue[Delta | Exception]] = {}
+        self._names = itertools.count()
+        self._stopping = False
+
+    @property
+    def ready(self) -> bool:
+        return self._worker is not None and not self._stopping
+
+    @property
+    def in_flight(self) -> int:
+        return len(self._inboxes)
+
+    async def start(self) -> ModelFacts:
+        """Load the model; returns once requests can come, or raises ConfigError with what is wrong."""
+        facts = await self._launch()
+        self._keeper = asyncio.create_task(self._keep())
+        return facts
+
+    async def stop(self) -> None:
+        """End the worker; what still runs fails."""
+        self._stopping = True
+        worker, self._worker = self._worker, None
+        if self._keeper is not None:
+            self._keeper.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._keeper
+        if worker is not None:
+            await worker.stop()
+        self._fail_all("The server is shutting down.")
+
+    async def generate(
+        self, prompt: Sequence[int], params: SamplingParams, *, continue_probs: bool = False
+    ) -> AsyncIterator[Delta]:
+        """Yield what every step adds to every sample, until all samples have ended.
+
+        Raises Refusal (the request can never run), NotReady, or WorkerDied.
+        """
+        worker = self._worker
+        if worker is None:
+            raise NotReady("The model is being loaded; try again shortly.")
+        name = f"r{next(self._names)}"
+        inbox: asyncio.Queue[Delta | Exception] = asyncio.Queue()
+        self._inboxes[name] = inbox
+        left = params.n
+        worker.send(Add(name, list(prompt), params, continue_probs))
+        try:
+            while left:
+                delta = await inbox.get()
+                if isinstance(delta, Exception):
+                    left = 0
+                    raise delta
+                left -= delta.ending is not None
+                yield delta
+        finally:
+            del self._inboxes[name]
+            if left and worker is self._worker:
+                worker.send(Abort(name))
+
+    async def _launch(self) -> ModelFacts:
+        worker = Worker(self.config, self._hear)
+        ready = await worker.start()
+        self.facts, self.pid, self.counters = ready.facts, ready.pid, Counters()
+        self._worker = worker
+        log.info("worker started", extra={"fields": {"pid": ready.pid, "model": self.config.model}})
+        return ready.facts
+
+    async def _keep(self) -> None:
+        """Whenever the worker dies: fail its requests, start another one."""
+        while True:
+            assert self._worker is not None
+            await self._worker.gone.wait()
+            code = self._worker.reap()
+            self._worker = None
+            log.error("worker ended", extra={"fields": {"pid": self.pid, "exit_code": code}})
+            self._on_counters(self.counters, Counters())
+            self.counters = Counters()
+            self._fail_all(
+                "The worker that ran this request ended unexpectedly; the server is starting a new one, try again."
+            )
+            pause = FIRST_PAUSE
+            while self._worker is None:
+                await asyncio.sleep(pause)
+                pause = min(2 * pause, LONGEST_PAUSE)
+                self.restarts += 1
+                try:
+                    await self._launch()
+                except (ConfigError, WorkerDied, OSError) as error:
+                    log.error("worker cannot start", extra={"fields": {"error": str(error)}})
+
+    def _hear(self, report: News | Refused) -> None:
+        if isinstance(report, Refused):
+            self._tell(report.id, Refusal(report.message))
+            return
+        self._on_counters(self.counters, report.counters)
+        self.counters = report.counters
+        for delta in report.deltas:
+            self._tell(delta.id, delta)
+
+    def _tell(self, name: str, news: Delta | Exception) -> None:
+        inbox = self._inboxes.get(name)
+        if inbox is not None:
+            inbox.put_nowait(news)
+
+    def _fail_all(self, message: str) -> None:
+        for inbox in self._inboxes.values():
+            inbox.put_nowait(WorkerDied(message))
+
+
+class Worker(asyncio.Protocol):
+    """One worker's process (or, with tensor parallelism, processes) and the socket to it."""
+
+    def __init__(self, config: WorkerConfig, hear: Callable[[News | Refused], None]) -> None:
+        self.config, self.hear = config, hear
+        self.gone = asyncio.Event()
+        self._frames = Frames()
+        self._started: asyncio.Future[Ready] = asyncio.get_running_loop().create_future()
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self._transport: asyncio.Transport | None = None
+
+    async def start(self) -> Ready:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            self._processes = _spawn(self.config, theirs)
+        loop = asyncio.get_running_loop()
+        await loop.create_connection(lambda: self, sock=ours)
+        try:
+            return await asyncio.wait_for(asyncio.shield(self._started), self.config.worker_start_seconds)
+        except BaseException as error:
+            self._started.cancel()
+            self._kill()
+            if isinstance(error, TimeoutError):
+                raise WorkerDied(f"The worker took more than {self.config.worker_start_seconds:g} s to load.") from None
+            raise
+
+    def send(self, command: Command) -> None:
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.write(frame(command))
+
+    async def stop(self) -> None:
+        self.send(Stop())
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self.gone.wait(), STOP_SECONDS)
+        self.reap()
+
+    def reap(self) -> int | None:
+        """End what is left of the processes; returns the first one's exit code."""
+        with suppress(subprocess.TimeoutExpired):
+            self._processes[0].wait(0.5)
+        self._kill()
+        return self._processes[0].returncode
+
+    def _kill(self) -> None:
+        for process in self._processes:
+            if process.poll() is None:
+                process.kill()
+            process.wait()
+        if self._transport is not None:
+            self._transport.close()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+
+    def data_received(self, data: bytes) -> None:
+        for body in self._frames.feed(data):
+            report = report_of(body)
+            if isinstance(report, Ready):
+                self._started.set_result(report)
+            elif isinstance(report, Broken):
+                if not self._started.done():
+                    self._started.set_exception(ConfigError(report.message))
+            else:
+                self.hear(report)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.gone.set()
+        if not self._started.done():
+            self._started.set_exception(WorkerDied("The worker ended while it was loading; its log says why."))
+
+
+def _spawn(config: WorkerConfig, end: socket.socket) -> list[subprocess.Popen[bytes]]:
+    ranks = int(config.engine.get("tensor_parallel_size", 1))
+    together: dict[str, str] = {}
+    if ranks > 1:
+        together = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
+    processes = []
+    for rank in range(ranks):
+        descriptor = end.fileno() if rank == 0 else -1
+        place: dict[str, Any] = {"RANK": str(rank), "LOCAL_RANK": str(rank), **together} if ranks > 1 else {}
+        processes.append(
+            subprocess.Popen(
+                [sys.executable, "-m", "tah2.server.worker", str(descriptor), json.dumps(plain(config))],
+                pass_fds=[descriptor] if rank == 0 else [],
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+                env={**os.environ, **place},
+            )
+        )
+    return processes
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

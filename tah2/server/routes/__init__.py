@@ -1,0 +1,1 @@
+"""One small module per family of routes; each has a `router`."""
