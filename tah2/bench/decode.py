@@ -94,9 +94,11 @@ def measure(plan: Plan, threads: int | None = None, say: Say = lambda line: None
     if threads is not None:
         torch.set_num_threads(threads)
     machine = describe(torch.device("cpu"))
+    say(f"preparing {plan.model}")
+    models = make_models(plan.model, (2, 4))
+    pocket = models if plan.pocket == plan.model else make_models(plan.pocket, (2,))
     with torch.inference_mode():
-        say(f"preparing {plan.model}")
-        bench = _Bench(plan, make_models(plan.model, (2, 4)), say)
+        bench = _Bench(plan, models, say)
         raw: dict[str, Any] = {
             "weights": "pretrained" if bench.models.pretrained else "random",
             "kernels": kernels.available(),
@@ -106,7 +108,7 @@ def measure(plan: Plan, threads: int | None = None, say: Say = lambda line: None
             "b16": {"loop": bench.tah2(16)},
             "bandwidth": bench.bandwidth(),
             "lockstep": bench.lockstep(),
-            "overhead": bench.overhead(),
+            "overhead": bench.overhead(pocket),
             "prefill": bench.prefill(),
             "llamacpp": bench.against_llamacpp(LLAMACPP_BATCHES),
         }
@@ -246,12 +248,10 @@ class _Bench:
         read = [*decoder.layers.parameters(), *decoder.norm.parameters(), decoder.head_weight]
         return sum(weight.numel() * weight.element_size() for weight in read)
 
-    def overhead(self) -> dict[str, Any]:
+    def overhead(self, pocket: Models) -> dict[str, Any]:
         """Share of a step outside the model's computation, at batch 16: the least of the rounds."""
-        shares = {self.plan.model: self._overhead(self)}
-        if self.plan.pocket != self.plan.model:
-            shares[self.plan.pocket] = self._overhead(_Bench(self.plan, make_models(self.plan.pocket, (2,)), self.say))
-        return shares
+        benches = {models.name: _Bench(self.plan, models, self.say) for models in (self.models, pocket)}
+        return {name: self._overhead(bench) for name, bench in benches.items()}
 
     @staticmethod
     def _overhead(bench: _Bench) -> dict[str, float]:
