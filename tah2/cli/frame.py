@@ -27,6 +27,8 @@ COMMANDS = {
     "convert": Command("tah2.cli.convert", "turn a pretrained model into a looped checkpoint"),
     "sft": Command("tah2.cli.sft", "post-train a model as a recipe says, on a laptop or a cluster"),
     "chat": Command("tah2.cli.chat", "talk to a model in the terminal and see how deep it went for every token"),
+    "distill": Command("tah2.cli.distill", "let a teacher answer prompts, and write its answers as training data"),
+    "eval": Command("tah2.cli.eval", "generate responses to benchmarks, one record each, resumable"),
     "bench": Command("tah2.cli.bench", "measure time and memory on this machine, as ratios taken side by side"),
     "flops": Command("tah2.cli.flops", "count parameters and FLOPs of a loop, without its weights"),
 }

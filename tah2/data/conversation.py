@@ -14,7 +14,7 @@ templates expect; `content` becomes a string.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,28 +56,31 @@ class PlainText:
 
 def parse_row(row: Mapping[str, Any], columns: Mapping[str, str] | None = None) -> Conversation | PlainText:
     """Recognise the format of one row; raises `BadRow` with the reason when there is none."""
-    columns = columns or {}
-
-    def get(name: str) -> Any:
-        return row.get(columns.get(name, name)) if columns.get(name, name) else None
-
+    get = _getter(row, columns or {})
     messages = get("messages")
-    if messages is None and "messages" not in columns:
-        messages = row.get("conversations")
     if messages is not None:
-        return _conversation(messages, get("tools"), get("system"))
+        return _answered(_conversation(messages, get("tools"), get("system")))
     prompt, completion = _text_or_messages(get("prompt")), _text_or_messages(get("completion"))
     if prompt is not None and completion is not None:
         if isinstance(prompt, str) and isinstance(completion, str):
             return PlainText(prompt, completion)
-        before = _messages(prompt) if not isinstance(prompt, str) else [{"role": "user", "content": prompt}]
-        after = _messages(completion) if not isinstance(completion, str) else _answer(completion)
-        return _checked([*before, *after], get("tools"), len(before))
+        return _answered(_prompted(prompt, completion, get("tools")))
     text = get("text")
     if isinstance(text, str) and text:
         return PlainText("", text)
-    known = ", ".join(sorted(str(key) for key in row)) or "none"
-    raise BadRow("unknown format", f"needs 'messages', 'prompt' and 'completion', or 'text'; its columns are {known}")
+    raise BadRow("unknown format", f"needs 'messages', 'prompt' and 'completion', or 'text'; {_columns_of(row)}")
+
+
+def parse_prompt(row: Mapping[str, Any], columns: Mapping[str, str] | None = None) -> Conversation:
+    """A row that is to be answered: `messages`, or a `prompt`; answers that it holds already are read too."""
+    get = _getter(row, columns or {})
+    messages = get("messages")
+    if messages is not None:
+        return _conversation(messages, get("tools"), get("system"))
+    prompt = _text_or_messages(get("prompt"))
+    if prompt is None:
+        raise BadRow("unknown format", f"needs 'messages' or 'prompt'; {_columns_of(row)}")
+    return _prompted(prompt, _text_or_messages(get("completion")), get("tools"))
 
 
 def row_id(row: Mapping[str, Any], columns: Mapping[str, str], fallback: str) -> str:
@@ -98,17 +101,37 @@ def without_nulls(value: Any) -> Any:
     return value
 
 
+def _getter(row: Mapping[str, Any], columns: Mapping[str, str]) -> Callable[[str], Any]:
+    """Our column names -> values of the row; messages may also stand under `conversations`."""
+
+    def get(name: str) -> Any:
+        value = row.get(columns.get(name, name)) if columns.get(name, name) else None
+        return row.get("conversations") if value is None and name == "messages" and name not in columns else value
+
+    return get
+
+
+def _columns_of(row: Mapping[str, Any]) -> str:
+    return f"its columns are {', '.join(sorted(str(key) for key in row)) or 'none'}"
+
+
 def _conversation(raw: Any, tools: Any, system: Any) -> Conversation:
     messages = _messages(raw)
     if isinstance(system, str) and system.strip() and messages[0]["role"] != "system":
         messages.insert(0, {"role": "system", "content": system})
-    return _checked(messages, tools, 0)
+    return Conversation(tuple(messages), _tools(tools))
 
 
-def _checked(messages: list[Message], tools: Any, first_supervised: int) -> Conversation:
-    if not any(message["role"] == "assistant" for message in messages[first_supervised:]):
+def _prompted(prompt: Any, completion: Any, tools: Any) -> Conversation:
+    before = _messages(prompt) if not isinstance(prompt, str) else [{"role": "user", "content": prompt}]
+    after = [] if completion is None else _answer(completion) if isinstance(completion, str) else _messages(completion)
+    return Conversation((*before, *after), _tools(tools), len(before))
+
+
+def _answered(conversation: Conversation) -> Conversation:
+    if not any(message["role"] == "assistant" for message in conversation.messages[conversation.first_supervised :]):
         raise BadRow("no assistant message")
-    return Conversation(tuple(messages), _tools(tools), first_supervised)
+    return conversation
 
 
 def _messages(raw: Any) -> list[Message]:

@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from tah2.data.conversation import Conversation, PlainText, parse_row, without_nulls
+from tah2.data.conversation import Conversation, PlainText, parse_prompt, parse_row, without_nulls
 from tah2.data.report import BadRow
 
 from .conftest import chat
@@ -100,3 +100,14 @@ def test_unusable_rows_say_why(row, reason):
 
 def test_nulls_that_arrow_adds_are_removed():
     assert without_nulls({"a": None, "b": [{"c": 1, "d": None}]}) == {"b": [{"c": 1}]}
+
+
+def test_prompts_need_no_answer():
+    asked = {"role": "user", "content": "q"}
+    assert parse_prompt({"messages": [asked]}).messages == (asked,)
+    assert parse_prompt({"prompt": "q"}).messages == (asked,)
+    assert parse_prompt({"problem": "q"}, {"prompt": "problem"}).messages == (asked,)
+    answered = parse_prompt({"prompt": "q", "completion": "a"})
+    assert (list(answered.messages), answered.first_supervised) == (chat("q", "a"), 1)
+    with pytest.raises(BadRow, match="'messages' or 'prompt'; its columns are question"):
+        parse_prompt({"question": "q"})

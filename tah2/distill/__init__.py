@@ -1,0 +1,1 @@
+"""Teacher regeneration: prompts of data sets -> responses of a teacher -> filtered training data with provenance."""

@@ -1,0 +1,82 @@
+"""A distillation from its recipe to its files.
+
+    OUT/answers.jsonl     every answer of the teacher, as it came; the only file that cannot be made again for nothing
+    OUT/run.json          what must stay the same while answers are added: teacher and sampling
+    OUT/train.jsonl       the training data, in the order of the sources
+    OUT/validation.jsonl  the rows held out of it
+    OUT/report.json       what became of every prompt
+
+The last three are made anew from the answers by every run, so filters may change; the same command run again asks
+for what is missing and nothing else.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from tah2.config.strict import ConfigError, plain
+from tah2.distill.asking import ask
+from tah2.distill.assemble import assemble, replaced
+from tah2.distill.book import AnswerBook
+from tah2.distill.config import DistillConfig
+from tah2.distill.plan import make_plan
+from tah2.distill.prompts import PromptReader
+from tah2.distill.report import DistillReport
+from tah2.distill.teachers import Teacher, open_teacher
+
+ANSWERS, IDENTITY = "answers.jsonl", "run.json"
+
+
+class Watch:
+    """What a command line shows meanwhile; this one shows nothing."""
+
+    def planned(self, report: DistillReport, total: int, answered: int) -> None:
+        """`total` answers are wanted, of which `answered` are there."""
+
+    def answered(self, tokens: int) -> None:
+        """One more, of so many tokens."""
+
+    def assembling(self) -> None:
+        """All that will be answered is."""
+
+
+def distill(config: DistillConfig, watch: Watch | None = None, teacher: Teacher | None = None) -> DistillReport:
+    """Plan, ask, assemble; `teacher` stands in for the one that `config` names."""
+    watch = watch or Watch()
+    reader = PromptReader(config.sources)
+    plan = make_plan(config, reader, lambda prompt: None)
+    if not plan.places:
+        raise ConfigError(f"No prompt is left to ask. {' '.join(plan.report.lines())}")
+    keep_identity(config)
+    with AnswerBook(config.out / ANSWERS) as book:
+        watch.planned(plan.report, len(plan.places) * config.sampling.samples, len(book))
+        errors = ask(
+            config, teacher or open_teacher(config.teacher), reader.selected(plan.places), book, watch.answered
+        )
+        watch.assembling()
+        return assemble(config, plan, reader, book, lambda prompt, answers: [None] * len(answers), errors)
+
+
+def identity(config: DistillConfig) -> dict[str, Any]:
+    """What all answers in one folder share. More samples, other prompts and other filters may come later."""
+    sampling: dict[str, Any] = plain(config.sampling)
+    del sampling["samples"]
+    return {"teacher": config.teacher.asked, "sampling": sampling, "tool_results": config.tool_results}
+
+
+def keep_identity(config: DistillConfig) -> None:
+    """Refuse a folder whose answers another teacher gave, or the same one otherwise."""
+    path, ours = config.out / IDENTITY, identity(config)
+    if not path.exists():
+        config.out.mkdir(parents=True, exist_ok=True)
+        with replaced(path) as file:
+            file.write(json.dumps(ours, indent=2).encode() + b"\n")
+        return
+    theirs = json.loads(path.read_text(encoding="utf-8"))
+    changed = [name for name in ours if ours[name] != theirs.get(name)]
+    if changed:
+        raise ConfigError(
+            f"{config.out} holds answers given under another {' and '.join(repr(name) for name in changed)}: "
+            "choose another 'out', or take back the change."
+        )
