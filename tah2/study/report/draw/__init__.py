@@ -1,0 +1,1 @@
+"""The pictures: each function takes plain numbers and returns a matplotlib figure."""
