@@ -14,6 +14,7 @@ from tah2.server import errors
 from tah2.server.async_engine import AsyncEngine
 from tah2.server.config import ServerConfig, WorkerConfig
 from tah2.server.door import Door
+from tah2.server.page import add_page
 from tah2.server.routes import operations
 from tah2.server.service import Queue, Service
 
@@ -58,6 +59,7 @@ def create_app(
     errors.install(app)
     for router in routers:
         app.include_router(router)
+    add_page(app)
     if config.allow_origins:
         app.add_middleware(
             CORSMiddleware, allow_origins=list(config.allow_origins), allow_methods=["*"], allow_headers=["*"]

@@ -108,12 +108,11 @@ class Browser:
         assert "exceptionDetails" not in answer, f"{expression}: {answer['exceptionDetails']}"
         return answer["result"].get("value")
 
-    def wait(self, expression: str, timeout: float = 20) -> Any:
+    def wait(self, expression: str, timeout: float = 20) -> None:
         end = time.monotonic() + timeout
-        while not (value := self.evaluate(expression)):
+        while not self.evaluate(f"Boolean({expression})"):
             assert time.monotonic() < end, f"{expression} did not become true"
             time.sleep(0.03)
-        return value
 
     def press(self, key: str, shift: bool = False) -> None:
         """A key by its name, or one letter."""

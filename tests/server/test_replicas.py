@@ -1,0 +1,210 @@
+"""Replicas: requests go where their beginning is known, load stays even, answers do not change, deaths are survived."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import aclosing
+from pathlib import Path
+
+import pytest
+
+from tah2.config.strict import ConfigError
+from tah2.engine.llm import LLM
+from tah2.engine.params import SamplingParams
+from tah2.server.async_engine import NotReady, WorkerDied
+from tah2.server.config import WorkerConfig
+from tah2.server.messages import Delta
+from tah2.server.replicas import Replicas
+from tah2.server.routing import Router, RoutingConfig
+from tests.server.tiny import save_checkpoint
+
+SMALL = RoutingConfig(block=4, slack=1, memory=64)
+
+
+def test_equal_loads_take_turns():
+    router = Router(SMALL)
+    assert [router.choose([0, 0, 0], [at]) for at in range(6)] == [0, 1, 2, 0, 1, 2]
+
+
+def test_the_least_busy_replica_runs_a_new_prompt():
+    assert Router(SMALL).choose([5, 2, 3], range(20)) == 1
+
+
+def test_a_known_beginning_goes_where_it_is_known():
+    router = Router(SMALL)
+    first = router.choose([3, 0], list(range(8)))
+    assert first == 1
+    assert router.choose([0, 1], [*range(8), 77, 78]) == 1
+    assert router.choose([0, 1], [9, *range(8)]) == 0
+
+
+def test_a_known_beginning_does_not_pile_up_on_a_busy_replica():
+    router = Router(SMALL)
+    router.choose([3, 0], list(range(8)))
+    assert router.choose([0, 2], list(range(8))) == 0
+
+
+def test_the_longest_known_beginning_decides():
+    router = Router(SMALL)
+    router.choose([0, 9], list(range(4)))
+    router.choose([9, 0], [*range(4), 50, 51, 52, 53])
+    assert router.choose([0, 0], [*range(4), 50, 51, 52, 53, 1]) == 1
+    assert router.choose([1, 0], [99, 98, 97, 96]) == 1
+
+
+def test_families_do_not_share_beginnings():
+    router = Router(SMALL)
+    assert router.choose([9, 0], range(8), (2, 0.5)) == 1
+    assert router.choose([0, 1], range(8), (4, 0.5)) == 0
+
+
+def test_replicas_that_cannot_take_requests_are_passed_over_and_forgotten():
+    router = Router(SMALL)
+    assert router.choose([9, 0], range(8)) == 1
+    assert router.choose([9, None], range(8)) == 0
+    assert router.choose([0, 0], range(8)) == 0
+    router.forget(0)
+    assert router.choose([1, 0], range(8)) == 1
+
+
+def test_memory_is_bounded():
+    router = Router(RoutingConfig(block=1, memory=10))
+    for start in range(0, 1000, 10):
+        router.choose([0, 0], range(start, start + 10))
+    assert len(router._seen) == 10
+
+
+@pytest.mark.parametrize("wrong", [{"block": 0}, {"memory": 0}, {"slack": -1}])
+def test_routing_refuses_what_makes_no_sense(wrong: dict[str, int]):
+    with pytest.raises(ConfigError):
+        RoutingConfig(**wrong)
+
+
+def test_a_server_needs_a_replica():
+    with pytest.raises(ConfigError, match="at least one replica"):
+        Replicas(WorkerConfig("nowhere"), 0)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_checkpoint(tmp_path_factory.mktemp("replicas") / "model")
+
+
+def config(folder: Path) -> WorkerConfig:
+    return WorkerConfig(str(folder), {"kv_slots": 4000, "kernels": "off"}, device="cpu", threads=1)
+
+
+@pytest.fixture(scope="module")
+def loop() -> Iterator[asyncio.Runner]:
+    with asyncio.Runner() as runner:
+        yield runner
+
+
+@pytest.fixture(scope="module")
+def replicas(folder: Path, loop: asyncio.Runner) -> Iterator[Replicas]:
+    made = Replicas(config(folder), 2, routing=SMALL)
+
+    async def start() -> None:
+        await made.start()
+
+    loop.run(start())
+    yield made
+    loop.run(made.stop())
+
+
+async def answer(replicas: Replicas, prompt: list[int], params: SamplingParams) -> list[int]:
+    tokens: list[int] = []
+    async with aclosing(replicas.generate(prompt, params)) as news:  # type: ignore[type-var]
+        async for delta in news:
+            assert isinstance(delta, Delta)
+            tokens += delta.tokens
+    return tokens
+
+
+def test_two_replicas_answer_as_one_engine_does(replicas: Replicas, loop: asyncio.Runner, folder: Path):
+    prompts = [list(range(at, at + 12)) for at in range(0, 80, 10)]
+    params = SamplingParams(temperature=0.8, seed=4, max_tokens=24)
+    before = [engine.counters.output_tokens for engine in replicas.engines]
+
+    async def ask() -> list[list[int]]:
+        return await asyncio.gather(*(answer(replicas, prompt, params) for prompt in prompts))
+
+    told = loop.run(ask())
+    alone = LLM(folder, kv_slots=4000, kernels="off", device="cpu")
+    expected = alone.generate([{"prompt_token_ids": prompt} for prompt in prompts], params)
+    assert told == [output.outputs[0].token_ids for output in expected]
+    wrote = [engine.counters.output_tokens - b for engine, b in zip(replicas.engines, before, strict=True)]
+    assert min(wrote) > 0
+    assert sum(wrote) == sum(map(len, told))
+    assert replicas.in_flight == 0
+    assert replicas._loads == [0, 0]
+
+
+def test_a_conversation_stays_where_its_cache_is(replicas: Replicas, loop: asyncio.Runner):
+    params = SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True)
+    prompt, cached = list(range(40)), replicas.counters.cached_tokens
+
+    async def converse() -> None:
+        history = prompt
+        for turn in range(4):
+            history = [*history, *await answer(replicas, history, params), 100 + turn]
+
+    loop.run(converse())
+    assert replicas.counters.cached_tokens - cached >= 3 * len(prompt)
+
+
+def test_a_dead_replica_fails_its_requests_and_the_other_goes_on(replicas: Replicas, loop: asyncio.Runner):
+    params = SamplingParams(temperature=0.0, max_tokens=800, ignore_eos=True)
+
+    async def scene() -> tuple[list[int | BaseException], list[int]]:
+        tasks = [asyncio.create_task(answer(replicas, [at, at, at], params)) for at in (1, 2)]
+        while replicas._loads != [1, 1] or min(engine.counters.running for engine in replicas.engines) < 1:
+            await asyncio.sleep(0.01)
+        pid = replicas.pids[0]
+        assert pid is not None
+        os.kill(pid, signal.SIGKILL)
+        ends = await asyncio.gather(*tasks, return_exceptions=True)
+        during = await answer(replicas, [7, 7], SamplingParams(temperature=0.0, max_tokens=5, ignore_eos=True))
+        async with asyncio.timeout(60):
+            while not all(engine.ready for engine in replicas.engines):
+                await asyncio.sleep(0.05)
+        return [end if isinstance(end, BaseException) else len(end) for end in ends], during
+
+    ends, during = loop.run(scene())
+    assert sorted(type(end).__name__ for end in ends) == ["WorkerDied", "int"]
+    assert next(str(end) for end in ends if isinstance(end, WorkerDied)).endswith("try again.")
+    assert 800 in ends
+    assert len(during) == 5
+    assert replicas.restarts == 1
+
+
+def test_nothing_is_taken_while_no_replica_runs(folder: Path, loop: asyncio.Runner):
+    idle = Replicas(config(folder), 2)
+    assert not idle.ready
+    assert idle.facts is None
+    with pytest.raises(NotReady):
+        loop.run(answer(idle, [1], SamplingParams()))
+
+
+def test_if_one_replica_cannot_start_none_is_left_behind(loop: asyncio.Runner, monkeypatch: pytest.MonkeyPatch):
+    broken = Replicas(WorkerConfig("nowhere"), 2)
+    stopped = []
+
+    async def fail() -> None:
+        raise ConfigError("There is no such model.")
+
+    async def start() -> None:
+        await asyncio.sleep(0.01)
+
+    async def stop(at: int) -> None:
+        stopped.append(at)
+
+    for at, begins in enumerate((start, fail)):
+        monkeypatch.setattr(broken.engines[at], "start", begins)
+        monkeypatch.setattr(broken.engines[at], "stop", lambda at=at: stop(at))
+    with pytest.raises(ConfigError, match="no such model"):
+        loop.run(broken.start())
+    assert stopped == [0, 1]
