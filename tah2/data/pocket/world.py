@@ -52,8 +52,8 @@ class PocketConfig:
     letters_used: int | None = None
     """Tables hold this many of the letters; all by default (a curriculum begins with few)."""
     min_lines: int = 2
-    max_lines: int = 6
-    continue_share: float = 0.5
+    max_lines: int = 8
+    continue_share: float = 0.6
     """Chance that a table entry leads to a small letter, so that another look-up follows."""
     max_hops: int = 6
     """No value is further away than this many look-ups."""
