@@ -1,0 +1,338 @@
+"""The paper's claims beside what a study found; whether one holds is computed, never written down.
+
+A claim holds when the data show it: where there is an interval, when all of it lies on the claimed side. A claim whose
+variants the study does not run is left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from tah2.config.strict import ConfigError
+from tah2.evals.statistics import Interval, percentile_interval
+from tah2.study import numbers
+from tah2.study.layout import Results, UnitResult
+from tah2.study.numbers import Runs
+
+
+@dataclass(frozen=True)
+class Claim:
+    claim: str
+    paper: str
+    ours: str
+    holds: bool
+
+
+Check = Callable[[Results, str], Iterator[Claim]]
+"""(results, main variant) -> the claims that the study can judge."""
+
+
+def claims_of(results: Results) -> list[dict[str, Any]]:
+    from tah2.study.summary import main_variant
+
+    main = main_variant(results)
+    found = []
+    for check in CHECKS:
+        try:
+            found += [vars(claim) for claim in check(results, main)]
+        except ConfigError:  # a variant, or its responses, that this study does not have
+            continue
+    return found
+
+
+def lower_loss(results: Results, main: str) -> Iterator[Claim]:
+    ours, base = _losses(results, main), _losses(results, results.baseline)
+    pairs = _paired(ours, base)
+    worst = max(mine - its for mine, its in pairs)
+    yield Claim(
+        f"{_title(results, main)} has a lower validation loss than {_title(results, results.baseline)}",
+        "lower at every ceiling, and throughout training",
+        f"{_mean(ours):.4f} against {_mean(base):.4f}; closest pair of seeds {worst:+.4f}",
+        worst < 0,
+    )
+
+
+def steeper_slope(results: Results, main: str) -> Iterator[Claim]:
+    mine, base = numbers.runs_of(results, main), numbers.runs_of(results, results.baseline)
+    ratio = numbers.slope(mine).line.slope / max(1e-12, numbers.slope(base).line.slope)
+    difference = _slope_difference(mine, base)
+    yield Claim(
+        f"{_title(results, main)} gains more accuracy per doubling of decoding FLOPs than the baseline",
+        "2.74 against 1.79 points (+53%)",
+        f"{_points(numbers.slope(mine).line.slope)} against {_points(numbers.slope(base).line.slope)} points "
+        f"({ratio - 1:+.0%}); difference {_shown(difference)}",
+        difference.low > 0,
+    )
+
+
+def beats_baseline(results: Results, main: str) -> Iterator[Claim]:
+    found = numbers.matched(numbers.runs_of(results, main), numbers.runs_of(results, results.baseline))
+    if found is not None:
+        yield Claim(
+            f"{_title(results, main)} is more accurate than the baseline's best at the same decoding FLOPs",
+            "+3.4 points (15.4 against 12.0)",
+            f"{_shown(found.gain)} points ({_points(found.accuracy)} against {_points(found.baseline)})",
+            found.gain.low > 0,
+        )
+
+
+def beats_loops(results: Results, main: str) -> Iterator[Claim]:
+    mine = numbers.runs_of(results, main)
+    for kind in ("ouro", "ouro-adaptive", "huginn", "tah2-fixed"):
+        for name in results.kind(kind).values():
+            found = numbers.matched(mine, numbers.runs_of(results, name))
+            if found is not None:
+                yield Claim(
+                    f"{_title(results, main)} is more accurate than {_title(results, name)} at the same decoding FLOPs",
+                    "above every other loop over the whole range",
+                    f"{_shown(found.gain)} points",
+                    found.gain.low > 0,
+                )
+
+
+def loops_underperform(results: Results, main: str) -> Iterator[Claim]:
+    base = numbers.runs_of(results, results.baseline)
+    for kind in ("ouro", "ouro-adaptive", "huginn"):
+        for name in results.kind(kind).values():
+            found = numbers.matched(numbers.runs_of(results, name), base)
+            if found is not None:
+                yield Claim(
+                    f"{_title(results, name)} stays below the baseline at matched compute",
+                    "below it over the overlapping range",
+                    f"{_shown(found.gain)} points",
+                    found.gain.high < 0,
+                )
+
+
+def loops_are_steeper(results: Results, main: str) -> Iterator[Claim]:
+    base = numbers.runs_of(results, results.baseline)
+    published = {("ouro", 2): "2.12", ("ouro-adaptive", 2): "2.27", ("huginn", 3): "2.26"}
+    for (kind, depth), paper in published.items():
+        name = results.kind(kind).get(depth)
+        if name is None:
+            continue
+        difference = _slope_difference(numbers.runs_of(results, name), base)
+        yield Claim(
+            f"{_title(results, name)} has a steeper slope than the baseline",
+            f"{paper} against 1.79 points per doubling",
+            f"difference {_shown(difference)} points per doubling",
+            difference.low > 0,
+        )
+
+
+def depth_scaling(results: Results, main: str) -> Iterator[Claim]:
+    rows = results.kind("tah2")
+    for (shallow, first), (deep, second) in zip(rows.items(), list(rows.items())[1:], strict=False):
+        pairs = _paired(_losses(results, second), _losses(results, first))
+        worst = max(mine - its for mine, its in pairs)
+        yield Claim(
+            f"TaH2's validation loss falls from M = {shallow} to M = {deep}",
+            "lower at every higher ceiling",
+            f"{_mean(_losses(results, first)):.4f} to {_mean(_losses(results, second)):.4f}; "
+            f"{sum(mine < its for mine, its in pairs)} of {len(pairs)} pairs of seeds lower",
+            worst < 0,
+        )
+    base = numbers.runs_of(results, results.baseline)
+    names = list(rows.values())
+    if len(names) > 1:
+        gains = [numbers.gain(numbers.runs_of(results, name), base) for name in names]
+        difference = numbers.gain(numbers.runs_of(results, names[-1]), numbers.runs_of(results, names[0]))
+        yield Claim(
+            f"TaH2's gain in accuracy grows from M = {min(rows)} to M = {max(rows)}",
+            "+2.8 to +3.9 points from M = 2 to M = 8",
+            " to ".join(_shown(gain) for gain in gains) + " points",
+            difference.low > 0,
+        )
+
+
+def fixed_loops_plateau(results: Results, main: str) -> Iterator[Claim]:
+    for kind in ("ouro", "huginn"):
+        names = results.kind(kind)
+        if len(names) > 1:
+            shallow, deep = names[min(names)], names[max(names)]
+            found = numbers.gain(numbers.runs_of(results, deep), numbers.runs_of(results, shallow))
+            yield Claim(
+                f"{_title(results, deep)} is no better than {_title(results, shallow)}",
+                "existing looped models plateau as depth grows",
+                f"{_shown(found)} points",
+                found.low <= 0,
+            )
+
+
+def shallow_on_average(results: Results, main: str) -> Iterator[Claim]:
+    depth = numbers.mean_depth(results.of(main))
+    mine, base = numbers.flops_per_token(results.of(main)), numbers.flops_per_token(results.of(results.baseline))
+    if depth is not None and mine is not None and base is not None:
+        yield Claim(
+            f"{_title(results, main)} costs little more per token than the baseline",
+            "1.21x decoding FLOPs at a mean depth of 1.23",
+            f"{mine / base:.2f}x at a mean depth of {depth:.2f}",
+            depth < 1.35,
+        )
+
+
+def ablations(results: Results, main: str) -> Iterator[Claim]:
+    whole = numbers.runs_of(results, main)
+    for group, paper in (("ablation", ABLATIONS), ("ours", {})):
+        for name in results.group(group):
+            found = numbers.gain(numbers.runs_of(results, name), _same_seeds(whole, results, main, name))
+            differs = results.of(name)[0].info.differs or _title(results, name)
+            loss = _mean(_losses(results, name)) - _mean(_losses(results, main, like=name))
+            yield Claim(
+                f"Without it TaH2 is less accurate: {differs}",
+                paper.get(name, "not in the paper: this is ours"),
+                f"{_shown(found)} points, validation loss {loss:+.4f}",
+                found.high < 0,
+            )
+
+
+ABLATIONS = {
+    "mismatch-labels": "-1.1 points",
+    "uniform-weights": "-3.6 points",
+    "full-coverage": "-1.9 points",
+    "sampled-decisions": "-1.3 points",
+    "top-embedding": "-2.1 points",
+    "last-output": "-1.0 points",
+}
+"""Published differences by the name that a study gives the variant."""
+
+
+def other_ceilings(results: Results, main: str) -> Iterator[Claim]:
+    for name in results.group("ceiling"):
+        info = results.of(name)[0].info
+        trained = next(unit.info.variant for unit in results.units if unit.info.id == info.of)
+        found = numbers.gain(numbers.runs_of(results, name), numbers.runs_of(results, trained))
+        if info.ceiling < info.max_depth:
+            yield Claim(
+                f"Under a ceiling of {info.ceiling} {_title(results, trained)} loses accuracy",
+                "2.7 to 3.1 points lost at 4 instead of 8",
+                f"{_shown(found)} points",
+                found.high < 0,
+            )
+        else:
+            yield Claim(
+                f"Under a ceiling of {info.ceiling} {_title(results, trained)} stays as accurate",
+                "unchanged at 12 instead of 8",
+                f"{_shown(found)} points",
+                found.low <= 0 <= found.high or abs(found.estimate) < 0.01,
+            )
+
+
+def more_votes(results: Results, main: str) -> Iterator[Claim]:
+    mine, base = numbers.votes(results.of(main)), numbers.votes(results.of(results.baseline))
+    if mine is not None and base is not None:
+        n = min(len(mine.accuracy), len(base.accuracy))
+        lead = mine.by_unit[:, n - 1].min() - base.by_unit[:, n - 1].max()
+        yield Claim(
+            f"{_title(results, main)} is ahead in majority votes too (cons@{n})",
+            "27.3 against 21.9 at cons@32",
+            f"{_points(mine.accuracy[n - 1])} against {_points(base.accuracy[n - 1])}",
+            bool(lead > 0),
+        )
+
+
+def budget_alone(results: Results, main: str) -> Iterator[Claim]:
+    for name in results.group("budget"):
+        found = numbers.gain(numbers.runs_of(results, main), numbers.runs_of(results, name))
+        times = results.of(name)[0].training["steps"] / results.of(main)[0].training["steps"]
+        yield Claim(
+            f"Budget alone does not catch up: {_title(results, name)} ({times:.1f}x the steps) stays below",
+            "not in the paper: a control of ours",
+            f"{_shown(found)} points",
+            found.low > 0,
+        )
+
+
+def other_sizes(results: Results, main: str) -> Iterator[Claim]:
+    names = results.group("size")
+    bases = dict.fromkeys(results.of(name)[0].info.base for name in names)
+    for base in bases:
+        here = {results.of(name)[0].info.loop: name for name in names if results.of(name)[0].info.base == base}
+        if {"standard", "tah2"} <= here.keys():
+            found = numbers.gain(numbers.runs_of(results, here["tah2"]), numbers.runs_of(results, here["standard"]))
+            yield Claim(
+                f"TaH2 beats the baseline at another size too ({base})",
+                "+3.2 points at 4B, +2.4 at 8B",
+                f"{_shown(found)} points",
+                found.low > 0,
+            )
+
+
+CHECKS: tuple[Check, ...] = (
+    steeper_slope,
+    beats_baseline,
+    beats_loops,
+    loops_are_steeper,
+    loops_underperform,
+    lower_loss,
+    depth_scaling,
+    fixed_loops_plateau,
+    shallow_on_average,
+    ablations,
+    other_ceilings,
+    more_votes,
+    budget_alone,
+    other_sizes,
+)
+
+
+def _title(results: Results, name: str) -> str:
+    return results.of(name)[0].info.title
+
+
+Losses = dict[tuple[int, int], float]
+"""Validation loss by (base seed, seed)."""
+
+
+def _losses(results: Results, name: str, like: str | None = None) -> Losses:
+    """Of the seeds that the variant `like` has too."""
+    found = {_seeds(unit): float(unit.validation["loss"]) for unit in results.of(name)}
+    if like is not None:
+        kept = {_seeds(unit) for unit in results.of(like)}
+        found = {seeds: loss for seeds, loss in found.items() if seeds in kept}
+    if not found:
+        raise ConfigError(f"{name} and {like} share no seeds.")
+    return found
+
+
+def _seeds(unit: UnitResult) -> tuple[int, int]:
+    return unit.info.base_seed, unit.info.seed
+
+
+def _paired(ours: Losses, theirs: Losses) -> list[tuple[float, float]]:
+    shared = ours.keys() & theirs.keys()
+    if not shared:
+        raise ConfigError("Two variants share no seeds.")
+    return [(ours[seeds], theirs[seeds]) for seeds in sorted(shared)]
+
+
+def _mean(losses: Losses) -> float:
+    return sum(losses.values()) / len(losses)
+
+
+def _same_seeds(runs: Runs, results: Results, main: str, other: str) -> Runs:
+    """The main variant's runs of the seeds that the other has too."""
+    kept = {_seeds(unit) for unit in results.of(other)}
+    units = [unit for unit in results.of(main) if _seeds(unit) in kept]
+    return numbers.runs_of_units(units, results.cutoffs) if units else runs
+
+
+def _slope_difference(mine: Runs, base: Runs) -> Interval:
+    import numpy as np
+
+    from tah2.evals.statistics import fit_slopes
+
+    estimate = numbers.slope(mine).line.slope - numbers.slope(base).line.slope
+    (accuracy, compute), (its, its_compute) = mine.draws, base.draws
+    drawn = fit_slopes(np.log2(compute), accuracy) - fit_slopes(np.log2(its_compute), its)
+    return percentile_interval(estimate, drawn)
+
+
+def _points(share: float) -> str:
+    return f"{100 * share:.1f}"
+
+
+def _shown(interval: Interval) -> str:
+    return f"{100 * interval.estimate:+.1f} [{100 * interval.low:+.1f}, {100 * interval.high:+.1f}]"

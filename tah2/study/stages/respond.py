@@ -1,0 +1,230 @@
+"""Responses to the world's test problems, and what its verifier says of them."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from tah2.compute import DecodeMeter
+from tah2.config.backbone import BackboneConfig
+from tah2.config.strict import ConfigError, build, plain
+from tah2.data.procedural import ProceduralConfig
+from tah2.engine.engine import Engine
+from tah2.engine.llm import LLM
+from tah2.engine.params import SamplingParams
+from tah2.evals.records import RecordFile, SampleRecord, depth_counts, sample_seed
+from tah2.model.checkpoint import load
+from tah2.study.layout import GRADES, SAMPLES, STAGES, GradeRow
+from tah2.study.ledger import digest_files, digest_records
+from tah2.study.plan import Task, Unit
+from tah2.study.stages.training import BEGUN, describe_unit
+from tah2.study.world import Problem, World, open_world
+from tah2.train.summary import write_summary
+
+if TYPE_CHECKING:
+    from tah2.study.config import GenerateSection
+    from tah2.study.shop import Shop, Tell
+
+
+def generate_unit(shop: Shop, task: Task, key: str, tell: Tell) -> str:
+    """Every problem, several times; what was recorded before an interruption is not generated again."""
+    unit, section = shop.plan.units[task.subject], shop.plan.study.generate
+    describe_unit(shop, unit)
+    folder = shop.root / unit.folder / SAMPLES
+    _begin(shop.root / unit.folder, folder, key)
+    if shop.plan.study.evaluate.tasks:
+        _evaluate(shop, unit)
+    else:
+        world = world_of(unit)
+        problems = world.problems(section.problems, section.seed)
+        respond(shop.root / unit.model, unit, section, problems, world, folder, tell)
+    return digest_records(record for path in folder.glob("*.jsonl") for record in RecordFile(path).read())
+
+
+def world_of(unit: Unit) -> World:
+    return open_world(build(ProceduralConfig, unit.recipe.get("procedural") or {}))
+
+
+def make_llm(model: Path, unit: Unit, requests: int, longest: int, **options: Any) -> LLM:
+    """An engine just large enough for `requests` at once, of at most `longest` tokens each."""
+    threads = (unit.recipe.get("system") or {}).get("threads")
+    if threads is not None:
+        torch.set_num_threads(int(threads))
+    slots = requests * longest * unit.ceiling + 64
+    return LLM(load(model, dtype=torch.float32), max_num_seqs=requests, kv_slots=slots, **options)
+
+
+def params_of(section: GenerateSection, unit: Unit, seed: int) -> SamplingParams:
+    return SamplingParams(
+        temperature=section.temperature,
+        top_p=section.top_p,
+        top_k=section.top_k,
+        seed=seed,
+        max_tokens=section.max_tokens,
+        max_depth=unit.ceiling,
+        detokenize=False,
+    )
+
+
+def respond(
+    model: Path,
+    unit: Unit,
+    section: GenerateSection,
+    problems: Sequence[Problem],
+    world: World,
+    folder: Path,
+    tell: Tell,
+) -> None:
+    """Append one record per problem and repeat that `folder` does not hold yet."""
+    files = {family: RecordFile(folder / f"{family}.jsonl") for family in {problem.family for problem in problems}}
+    done = {family: file.keys() for family, file in files.items()}
+    asked = [
+        (problem, repeat)
+        for problem in problems
+        for repeat in range(section.samples)
+        if (problem.id, repeat) not in done[problem.family]
+    ]
+    if not asked:
+        return
+    longest = max(len(problem.prompt) for problem in problems) + section.max_tokens
+    engine = make_llm(model, unit, section.batch, longest).engine
+    by_name = {}
+    for problem, repeat in asked:
+        name = f"{problem.id}/{repeat}"
+        seed = sample_seed(section.seed, problem.family, problem.id, repeat)
+        by_name[name] = (problem, repeat, seed)
+        engine.add_request(name, problem.prompt, params_of(section, unit, seed))
+    try:
+        _collect(engine, by_name, files, world, unit.ceiling, tell)
+    finally:
+        for file in files.values():
+            file.close()
+
+
+def _collect(
+    engine: Engine,
+    asked: dict[str, tuple[Problem, int, int]],
+    files: dict[str, RecordFile],
+    world: World,
+    ceiling: int,
+    tell: Tell,
+) -> None:
+    finished = 0
+    while engine.has_unfinished_requests():
+        for output in engine.step(stream=False):
+            problem, repeat, seed = asked[output.request_id]
+            (sample,) = output.outputs
+            if sample.error is not None:
+                raise ValueError(f"Problem {problem.id} could not be answered: {sample.error}")
+            times = sample.metrics
+            files[problem.family].append(
+                SampleRecord(
+                    task=problem.family,
+                    problem=problem.id,
+                    repeat=repeat,
+                    seed=seed,
+                    prompt_tokens=len(problem.prompt),
+                    prompt_depth_counts=depth_counts(output.prompt_depths, ceiling),
+                    token_ids=[int(token) for token in sample.token_ids],
+                    depths=[int(depth) for depth in sample.depths],
+                    text=world.text(sample.token_ids),
+                    finish_reason=str(sample.finish_reason),
+                    decode_flops=sample.decode_flops,
+                    seconds=_since(times.arrival_time, times.finished_time),
+                    first_token_seconds=_since(times.arrival_time, times.first_token_time),
+                )
+            )
+            finished += 1
+            tell(finished / len(asked))
+
+
+def _since(start: float, end: float | None) -> float | None:
+    return None if end is None else round(end - start, 4)
+
+
+def _begin(unit_folder: Path, samples: Path, key: str) -> None:
+    """Responses that were generated from other inputs go."""
+    path = unit_folder / STAGES / f"generate-{BEGUN}"
+    if not path.is_file() or json.loads(path.read_text(encoding="utf-8")) != {"key": key}:
+        for file in samples.glob("*.jsonl"):
+            file.unlink()
+    write_summary(path, {"key": key})
+
+
+def _evaluate(shop: Shop, unit: Unit) -> None:
+    words = evaluate_command(shop, unit)
+    code = subprocess.run(words, check=False).returncode
+    if code:
+        raise ConfigError(f"Evaluation failed (exit code {code}): {shlex.join(words)}")
+
+
+def evaluate_command(shop: Shop, unit: Unit) -> list[str]:
+    """The `tah2 eval` of one unit, whose records lie where ours do."""
+    section = shop.plan.study.evaluate
+    model, out = str(shop.root / unit.model), str(shop.root / unit.folder)
+    ceiling = ["--max-depth", str(unit.ceiling)] if unit.of is not None else []
+    return [*section.command, model, "--tasks", ",".join(section.tasks), "--out", out, *ceiling, *section.options]
+
+
+def grade_unit(shop: Shop, task: Task, key: str, tell: Tell) -> str:
+    """One row per response, in order of family, problem and repeat."""
+    unit, section = shop.plan.units[task.subject], shop.plan.study.generate
+    folder = shop.root / unit.folder
+    records = [r for path in sorted((folder / SAMPLES).glob("*.jsonl")) for r in RecordFile(path).read()]
+    world = world_of(unit)
+    problems = {problem.id: problem for problem in world.problems(section.problems, section.seed)}
+    backbone = backbone_of(shop.root / unit.model)
+    rows = []
+    for number, record in enumerate(records):
+        rows.append(grade_record(record, problems[record.problem], world, unit, backbone, section.cutoffs))
+        tell((number + 1) / len(records))
+    text = "".join(json.dumps(plain(row)) + "\n" for row in rows)
+    partial = folder / f"{GRADES}.partial"
+    partial.write_text(text, encoding="utf-8")
+    partial.replace(folder / GRADES)
+    return digest_files([folder / GRADES])
+
+
+def backbone_of(model: Path) -> BackboneConfig:
+    return BackboneConfig.from_hf(json.loads((model / "config.json").read_text(encoding="utf-8"))["backbone"])
+
+
+def grade_record(
+    record: SampleRecord, problem: Problem, world: World, unit: Unit, backbone: BackboneConfig, cutoffs: Sequence[int]
+) -> GradeRow:
+    verdict = world.grade(problem, record.token_ids)
+    finished = record.finish_reason == "stop"
+    flops = prefix_flops(record, unit, backbone, [*cutoffs, len(record.token_ids)])
+    return GradeRow(
+        task=record.task,
+        problem=record.problem,
+        repeat=record.repeat,
+        correct=verdict.correct and finished,
+        exact=verdict.exact and finished,
+        tokens=len(record.token_ids),
+        finished=finished,
+        flops=flops[-1],
+        flops_at=tuple(flops[:-1]),
+        depth=sum(record.depths) / max(1, len(record.depths)),
+        answer=verdict.answer if finished else "",
+    )
+
+
+def prefix_flops(record: SampleRecord, unit: Unit, backbone: BackboneConfig, lengths: Sequence[int]) -> list[int]:
+    """Decoding FLOPs of the response cut off at each of `lengths` output tokens.
+
+    The first output token belongs to the prompt's pass; every later one was decoded at its recorded depth.
+    """
+    prompt = [depth for depth, count in enumerate(record.prompt_depth_counts, start=1) for _ in range(count)]
+    meter = DecodeMeter(backbone, unit.loop, prompt, unit.ceiling)
+    totals = [0]
+    for depth in record.depths[1:]:
+        meter.token(depth)
+        totals.append(meter.total)
+    return [totals[min(length, len(totals)) - 1] if length else 0 for length in lengths]
