@@ -29,6 +29,7 @@ COMMANDS = {
     "chat": Command("tah2.cli.chat", "talk to a model in the terminal and see how deep it went for every token"),
     "distill": Command("tah2.cli.distill", "let a teacher answer prompts, and write its answers as training data"),
     "eval": Command("tah2.cli.eval", "generate responses to benchmarks, one record each, resumable"),
+    "study": Command("tah2.cli.study", "post-train and compare every variant of a study, and write it up"),
     "bench": Command("tah2.cli.bench", "measure time and memory on this machine, as ratios taken side by side"),
     "flops": Command("tah2.cli.flops", "count parameters and FLOPs of a loop, without its weights"),
 }
