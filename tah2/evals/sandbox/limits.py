@@ -1,0 +1,48 @@
+"""What a program may use, and what became of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from tah2.config.strict import ConfigError
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Ceilings of one run; a program that reaches one is stopped with everything that it started."""
+
+    wall_seconds: float = 10.0
+    cpu_seconds: int = 10
+    memory_mb: int = 1024
+    """Of each process beyond what its worker holds, and of all processes together."""
+    processes: int = 64
+    """Processes and threads at a time."""
+    file_mb: int = 64
+    """All files in the temporary directory together."""
+    open_files: int = 256
+    output_bytes: int = 1 << 20
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            if value <= 0:
+                raise ConfigError(f"The sandbox limit {name} must be positive, not {value}.")
+
+
+Ending = Literal["done", "time", "memory", "output", "crashed"]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a run ended; `reply` is what the harness returned if it is "done"."""
+
+    ending: Ending
+    reply: Any = None
+    output: str = ""
+    seconds: float = 0.0
+    status: int = 0
+    """Exit status of the program, negative for the signal that ended it."""
+
+
+class SandboxError(ConfigError):
+    """The machine grants too few protections to run model-written code."""
