@@ -11,6 +11,9 @@ from typing import Any
 import numpy as np
 
 from tah2.evals.records import SampleRecord
+from tah2.study.analyses.alignment import alignment
+from tah2.study.analyses.gains import gains
+from tah2.study.analyses.measure import TokenTable
 from tah2.study.layout import GradeRow, UnitInfo
 
 TASKS = ("arithmetic", "chase", "copying", "expressions", "iteration")
@@ -86,6 +89,8 @@ def synthetic_study(
     _write(root / "study.json", {"study": study, "units": [unit for _, unit, _, _ in units]})
     for made, unit, base, seed in units:
         _write_unit(root, made, unit, base, seed, responses)
+        if of_itself(made):
+            _write_analyses(root / "analyses" / unit, made, np.random.default_rng([base, seed, made.max_depth]))
     _write(root / "runtime.json", {"rows": list(_runtime(variants))})
     _write(root / "summary.json", {"variants": [], "matched_compute": [], "claims": CLAIMS, "made_by": MADE_BY})
     return root
@@ -172,6 +177,32 @@ def _write_responses(folder: Path, made: Made, random: np.random.Generator) -> N
     for task, rows in records.items():
         lines = "".join(json.dumps(dataclasses.asdict(row)) + "\n" for row in rows)
         (folder / "samples" / f"{task}.jsonl").write_text(lines)
+
+
+def of_itself(made: Made) -> bool:
+    return made.group == "main" and made.max_depth > 1
+
+
+def token_table(made: Made, random: np.random.Generator, tokens: int = 3000) -> TokenTable:
+    """Gains that are mostly small, and a decider that sees some of them coming."""
+    gain = (
+        random.standard_t(2, (tokens, made.max_depth - 1)) * 0.02 * (random.random((tokens, made.max_depth - 1)) < 0.6)
+    )
+    loss = np.abs(random.normal(1.0, 0.8, (tokens, 1))) - np.cumsum(np.concatenate([np.zeros((tokens, 1)), gain], 1), 1)
+    prob = 1 / (1 + np.exp(-(40 * gain - 1 + random.normal(0, 1, gain.shape))))
+    executed = 1 + np.cumprod(prob >= 0.5, axis=1).sum(1)
+    return TokenTable(
+        loss.astype(np.float32), prob.astype(np.float32), executed, np.arange(tokens) // 30, np.arange(tokens) % 30,
+        random.integers(0, 50, tokens), random.choice([1, 2, 101, 102, 103], tokens),
+    )  # fmt: skip
+
+
+def _write_analyses(folder: Path, made: Made, random: np.random.Generator) -> None:
+    table = token_table(made, random)
+    if made.loop != "tah2":
+        _write(folder / "gains.json", gains(table).to_json())
+    else:
+        _write(folder / "alignment.json", alignment(table, 0.5).to_json())
 
 
 def _runtime(variants: tuple[Made, ...]) -> list[dict[str, Any]]:

@@ -17,7 +17,7 @@ STYLE = """
 html{scroll-behavior:smooth}
 body{margin:0;background:var(--page);color:var(--text);font:16px/1.55 system-ui,-apple-system,"Segoe UI",Roboto,
 "DejaVu Sans",sans-serif;overflow-wrap:break-word}
-main,header,footer{max-width:60rem;margin:0 auto;padding:0 1.25rem}
+main,header,footer{max-width:64rem;margin:0 auto;padding:0 1.25rem}
 header{padding-top:2.5rem}
 h1{font-size:2rem;line-height:1.2;margin:0 0 .5rem;letter-spacing:-.01em}
 h2{font-size:1.4rem;line-height:1.25;margin:3.25rem 0 .75rem;padding-top:1rem;border-top:1px solid var(--line)}
@@ -39,9 +39,9 @@ details{margin:.5rem 0 .3rem;font-size:.9rem}
 summary{cursor:pointer;color:var(--soft)}
 .table{margin:1.25rem 0}
 .wide{overflow-x:auto}
-table{border-collapse:collapse;font-size:.88rem;line-height:1.35;font-variant-numeric:tabular-nums;min-width:60%}
+table{border-collapse:collapse;font-size:.86rem;line-height:1.35;font-variant-numeric:tabular-nums;min-width:60%}
 caption{text-align:left;padding:0 0 .5rem;color:var(--text);font-size:.94rem;max-width:46rem}
-th,td{padding:.32rem .7rem;text-align:right;vertical-align:baseline;white-space:nowrap}
+th,td{padding:.32rem .42rem;text-align:right;vertical-align:baseline;white-space:nowrap}
 th:first-child{text-align:left}
 tbody th{font-weight:400}
 thead th{border-bottom:1.5px solid var(--soft);font-weight:600;vertical-align:bottom;white-space:normal}
@@ -50,6 +50,7 @@ tr.rule>*{border-top:1px solid var(--line)}
 tr.marked>*{background:var(--mark)}
 td.words,.words td{text-align:left;white-space:normal;min-width:12rem}
 small{color:var(--soft);font-size:.82em}
+td small{display:block;white-space:nowrap}
 .swatch{display:inline-block;width:.65em;height:.65em;border-radius:50%;margin-right:.45em}
 .notes{font-size:.88rem;color:var(--soft)}
 .missing{background:var(--note);border-left:3px solid var(--note-line);padding:.6rem .9rem;max-width:none}

@@ -146,3 +146,7 @@ def short(flops: float) -> str:
         if flops >= size:
             return f"{flops / size:.3g} {unit}"
     return f"{flops / 1e3:.3g} kFLOPs"
+
+
+def between_numbers(low: float, high: float, digits: int) -> str:
+    return f"{low:.{digits}f} to {high:.{digits}f}".replace("-", "−")

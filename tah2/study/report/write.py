@@ -9,7 +9,7 @@ from pathlib import Path
 from tah2.config.strict import ConfigError
 from tah2.study.report import page
 from tah2.study.report.blocks import Block, Figure, Missing, Section, Table
-from tah2.study.report.sections import scaling
+from tah2.study.report.sections import scaling, tokens
 from tah2.study.report.style import styled
 from tah2.study.report.svg import save_figure
 from tah2.study.report.view import View, open_view
@@ -18,8 +18,10 @@ REPORT, PAGE, FIGURES, TABLES = "report", "index.html", "figures", "tables"
 
 SECTIONS: tuple[tuple[str, Callable[[View], Section]], ...] = (
     ("Scaling at a glance", scaling.teaser),
+    ("Does every token gain from looping?", tokens.gain_distribution),
     ("Accuracy of all variants", scaling.main_table),
     ("Depth and compute", scaling.depth_and_compute),
+    ("Does the decider know?", tokens.decider_alignment),
 )
 """In the order of the paper."""
 

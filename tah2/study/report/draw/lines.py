@@ -60,7 +60,7 @@ def panels(content: Sequence[Panel], columns: int, width: float, height: float, 
             if number % columns:
                 axis.set_ylabel("")
     if labelled:
-        legend_below(figure, list(labelled.values()), columns=max(2, int(width // 1.9)))
+        legend_below(figure, list(labelled.values()), columns=max(2, int(width // 1.75)))
     return figure
 
 

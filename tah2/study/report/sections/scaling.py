@@ -174,36 +174,48 @@ def main_table(view: View) -> Section:
 
 def _main_table(view: View, main: list[str]) -> Table:
     tasks = [task for task in view.results.tasks if all(view.runs(variant, task) for variant in main)]
-    columns = ("Problems", *(view.title(variant) for variant in main))
-    rows = [_accuracy_row(view, main, task) for task in tasks]
+    name = view.title(view.baseline or "")
+    columns = (
+        "Variant",
+        *map(family, tasks),
+        "Average",
+        f"over {name}",
+        "FLOPs/token",
+        "Mean depth",
+        "Validation loss",
+    )
+    by_task = [[float(_runs(view, variant, task).mean_accuracy()[-1]) for task in tasks] for variant in main]
+    best = np.max(by_task, axis=0)
     totals = [numbers.accuracy(_runs(view, variant)) for variant in main]
-    best = max(total.estimate for total in totals)
-    baseline = view.runs(view.baseline)
-    average = tuple(accuracy_cell(total, strong=total.estimate == best) for total in totals)
-    rows.append(Row(Cell("Average", strong=True), average, rule=True))
-    if baseline is not None:
-        gains = [numbers.gain(_runs(view, variant), baseline) for variant in main]
-        cells = tuple(
-            Cell(NOTHING) if variant == view.baseline else Cell(signed(100 * found.estimate), between(found))
-            for variant, found in zip(main, gains, strict=True)
-        )
-        rows.append(Row(Cell(f"over {view.title(view.baseline or '')}"), cells))
-    rows.append(Row(Cell("Mean depth"), tuple(_number(numbers.mean_depth(view.units(v))) for v in main), rule=True))
-    rows.append(Row(Cell("FLOPs/token"), tuple(Cell(times(view.flops_ratio(v))) for v in main)))
-    rows.append(Row(Cell("Validation loss"), tuple(_loss_cell(view, v) for v in main)))
+    most = max(total.estimate for total in totals)
+    rows: list[Row] = []
+    for variant, values, total in zip(main, by_task, totals, strict=True):
+        cells = [Cell(percent(value), strong=value == high) for value, high in zip(values, best, strict=True)]
+        cells += [accuracy_cell(total, strong=total.estimate == most), _gain_cell(view, variant)]
+        cells += [Cell(times(view.flops_ratio(variant))), _number(numbers.mean_depth(view.units(variant)))]
+        cells.append(_loss_cell(view, variant))
+        loop = view.key(variant)[0]
+        first = rows and loop != view.key(main[len(rows) - 1])[0]
+        rows.append(Row(Cell(view.title(variant)), tuple(cells), marked=loop == "tah2", rule=bool(first)))
     units = len(view.units(main[0]))
     notes = (
-        f"Accuracy in percent, with 95% intervals, of {units} trained models per variant; bold is the best of a row. "
+        f"Accuracy in percent, with 95% intervals, over {units} trained models each; bold is the best of a column. "
         "FLOPs/token is all decoding FLOPs over all generated tokens, relative to the baseline. Mean depth is in "
         "iterations of the looped layers. Validation losses are means over seeds, with their range."
     )
     return Table("table-main", "Accuracy by family of problems.", columns, tuple(rows), notes)
 
 
-def _accuracy_row(view: View, main: list[str], task: str) -> Row:
-    values = [float(_runs(view, variant, task).mean_accuracy()[-1]) for variant in main]
-    cells = tuple(Cell(percent(value), strong=value == max(values)) for value in values)
-    return Row(Cell(task.replace("-", " ").replace("_", " ")), cells)
+def family(task: str) -> str:
+    return task.replace("-", " ").replace("_", " ")
+
+
+def _gain_cell(view: View, variant: str) -> Cell:
+    baseline = view.runs(view.baseline)
+    if baseline is None or variant == view.baseline:
+        return Cell(NOTHING)
+    found = numbers.gain(_runs(view, variant), baseline)
+    return Cell(signed(100 * found.estimate), between(found))
 
 
 def _number(value: float | None) -> Cell:
