@@ -34,11 +34,11 @@ async function refusal(response) {
   return new ApiError(words ?? (said || `The server failed (${response.status}).`), response.status, body.error?.param ?? null);
 }
 
-// The first model that the server lists.
-export async function servedModel(key) {
-  const response = await reach("v1/models", { headers: headers(key) });
+// An answer that comes at once.
+export async function get(path, key) {
+  const response = await reach(path, { headers: headers(key) });
   if (!response.ok) throw await refusal(response);
-  return (await response.json()).data[0];
+  return response.json();
 }
 
 // Chunks of one streamed answer.

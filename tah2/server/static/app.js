@@ -1,6 +1,6 @@
 // Wires the page: which columns there are, what is sent, when it stops.
 
-import { ApiError, servedModel, stream } from "./api.js";
+import { ApiError, get, stream } from "./api.js";
 import { Column } from "./column.js";
 import { element, passes, SHADES, shade } from "./format.js";
 import { Inspector } from "./inspector.js";
@@ -18,7 +18,9 @@ function say(problem) {
 
 async function connect() {
   try {
-    facts = factsOf(await servedModel($("key").value));
+    const key = $("key").value;
+    const [models, tokenizer] = await Promise.all([get("v1/models", key), get("tokenizer_info", key)]);
+    facts = factsOf(models.data[0], Boolean(tokenizer.chat_template));
   } catch (error) {
     tell(error);
     return false;
@@ -94,12 +96,12 @@ async function send(event) {
 // One column's answer; never throws, so that the other column goes on.
 async function answer(column, text, drawn) {
   column.ask(text);
-  const body = request(facts, column, $("system").value.trim(), drawn);
+  const [path, body] = request(facts, column, $("system").value.trim(), drawn);
   const made = column.begin();
   let failure = null;
   let note = "";
   try {
-    for await (const chunk of stream(facts.path, body, $("key").value, running.signal)) made.add(newsOf(chunk));
+    for await (const chunk of stream(path, body, $("key").value, running.signal)) made.add(newsOf(chunk));
     if (made.finish === "length") note = "Cut at the most tokens that were allowed.";
   } catch (error) {
     if (error.name === "AbortError") note = "Stopped.";

@@ -95,11 +95,11 @@ function nearest(from, others, direction) {
   return boxes.filter(([, box]) => Math.abs(box.top - line) < here.height / 2).sort((a, b) => distance(a) - distance(b))[0][0];
 }
 
-function describe({ text, depth, maxDepth, threshold, continueProbs, top, perDepth }) {
-  const title = element("h3", {}, element("code", { text: visible(text) }), ` took ${passes(depth)} of at most ${maxDepth}`);
+function describe({ chosen, depth, maxDepth, threshold, continueProbs, top, perDepth }) {
+  const title = element("h3", {}, element("code", { text: visible(chosen) }), ` took ${passes(depth)} of at most ${maxDepth}`);
   const parts = [title];
   if (continueProbs?.length) parts.push(gateTable(continueProbs, depth, threshold));
-  if (perDepth?.length || top?.length) parts.push(predictionTable(perDepth ?? [], top ?? [], text));
+  if (perDepth?.length || top?.length) parts.push(predictionTable(perDepth ?? [], top ?? [], chosen));
   return parts;
 }
 

@@ -4,34 +4,43 @@ import { passes } from "./format.js";
 
 const TOP = 5; // predictions per depth
 
-// What the page needs to know of a served model (an entry of /v1/models).
-export function factsOf(model) {
-  const loop = model.loop ?? {};
-  const maxDepth = loop.max_depth ?? 1;
+// What the page needs to know of a served model: its entry of /v1/models, and whether it has a chat template.
+export function factsOf(model, chats) {
   return {
     name: model.id,
-    maxDepth,
-    exitThreshold: loop.exit_threshold ?? 0.5,
-    gated: loop.gated ?? false,
-    depthLogprobs: loop.depth_logprobs ?? false,
-    summary: `${model.id}${loop.kind ? `, ${loop.kind}, at most ${passes(maxDepth)}` : ""}`,
-    path: "v1/chat/completions",
+    maxDepth: model.max_depth,
+    exitThreshold: model.exit_threshold,
+    gated: model.gated,
+    depthLogprobs: model.depth_logprobs,
+    chats,
+    summary: `${model.id} · ${model.loop}, at most ${passes(model.max_depth)}${chats ? "" : " · no chat template: it continues your text"}`,
   };
 }
 
+// Address and body of the request for `column`'s next answer. Without a chat template the text so far is continued.
 export function request(facts, column, system, drawn) {
-  const opening = system ? [{ role: "system", content: system }] : [];
-  return {
+  const shared = {
     model: facts.name,
-    messages: [...opening, ...column.messages],
     ...drawn,
     ...column.setting,
-    logprobs: true,
-    top_logprobs: TOP,
     return_depths: true,
-    ...(facts.depthLogprobs ? { return_depth_logprobs: true } : {}),
+    return_continue_probs: true,
+    ...(facts.depthLogprobs ? { depth_logprobs: TOP } : {}),
     stream_options: { include_usage: true, continuous_usage_stats: true },
   };
+  const opening = system ? [{ role: "system", content: system }] : [];
+  const messages = [...opening, ...column.messages];
+  return facts.chats
+    ? ["v1/chat/completions", { ...shared, messages, logprobs: true, top_logprobs: TOP }]
+    : ["v1/completions", { ...shared, prompt: continued(messages), logprobs: TOP }];
+}
+
+// One text of all turns: what was written follows what was answered.
+function continued(messages) {
+  return messages.reduce((text, { role, content }) => {
+    const apart = text && role !== "assistant" && !text.endsWith("\n") ? "\n" : "";
+    return text + apart + content;
+  }, "");
 }
 
 // Tokens, usage and the reason of the end that one chunk brings.
@@ -39,19 +48,28 @@ export function newsOf(chunk) {
   const choice = chunk.choices?.[0];
   const usage = chunk.usage ?? null;
   if (!choice) return { tokens: [], usage, finish: null };
-  const reasoning = choice.delta?.reasoning_content ?? choice.delta?.reasoning ?? "";
-  const text = reasoning || (choice.delta?.content ?? "");
+  const reasoning = choice.delta?.reasoning_content ?? "";
+  const text = reasoning || (choice.delta?.content ?? choice.text ?? "");
   const depths = choice.depths ?? [];
-  const entries = choice.logprobs?.content ?? [];
+  const entries = entriesOf(choice.logprobs);
   const tokens = split(text, depths.length, entries).map((piece, at) => ({
     text: piece,
     depth: depths[at] ?? 1,
     reasoning: reasoning !== "",
+    chosen: entries[at]?.token ?? piece,
     continueProbs: choice.continue_probs?.[at] ?? [],
-    top: entries[at]?.top_logprobs ?? [],
-    perDepth: choice.depth_logprobs?.[at] ?? [],
+    top: entries[at]?.top ?? [],
+    perDepth: (choice.depth_logprobs?.[at] ?? []).map((entry) => entry.top_logprobs),
   }));
   return { tokens, usage, finish: choice.finish_reason ?? null };
+}
+
+// Token and most probable tokens of every position, from the chat's or the completions' form.
+function entriesOf(logprobs) {
+  if (!logprobs) return [];
+  if (logprobs.content) return logprobs.content.map((entry) => ({ token: entry.token, top: entry.top_logprobs }));
+  const best = (row) => Object.entries(row ?? {}).map(([token, logprob]) => ({ token, logprob })).sort((a, b) => b.logprob - a.logprob);
+  return logprobs.tokens.map((token, at) => ({ token, top: best(logprobs.top_logprobs?.[at]) }));
 }
 
 // The text of a chunk over its tokens. Where they do not add up to it (half characters, a held-back stop string), it
