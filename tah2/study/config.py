@@ -62,7 +62,7 @@ class VariantSection:
     title: str
     group: Group = "main"
     recipe: dict[str, Any] = field(default_factory=dict)
-    """Over the study's recipe."""
+    """Over the study's recipe (see `load_study`)."""
     base: str | None = None
     """Which of the bases; by default the first."""
     after: str | None = None
@@ -243,13 +243,20 @@ class StudySection:
 
 
 def load_study(path: str | Path, overrides: Mapping[str, Any] | None = None) -> StudySection:
-    """The study at `path` with `overrides` on top; recipes that it extends are read from beside it."""
+    """The study at `path` with `overrides` on top; recipes that it extends are read from beside it.
+
+    A variant's recipe is, from the bottom: the files that the study's recipe extends, those that its own extends, the
+    study's own keys, its own keys. So what the study says of all variants holds over the files.
+    """
     folder = Path(path).parent
     raw = merge(load_recipe(path), overrides or {})
-    raw["recipe"] = composed(raw.get("recipe", {}), folder)
+    shared_files, shared = _layers(raw.get("recipe", {}), folder)
+    raw["recipe"] = merge(shared_files, shared)
     for name, variant in dict(raw.get("variants", {})).items():
-        if isinstance(variant, Mapping):
-            raw["variants"][name] = {**variant, "recipe": composed(variant.get("recipe", {}), folder)}
+        if isinstance(variant, Mapping) and "of" not in variant:
+            files, own = _layers(variant.get("recipe", {}), folder)
+            whole: dict[str, Any] = reduce(merge, (shared_files, files, shared, own), {})
+            raw["variants"][name] = {**variant, "recipe": whole}
     for name, base in dict(raw.get("bases", {})).items():
         if isinstance(base, Mapping):
             stages = [composed(stage, folder) for stage in base.get("stages") or []]
@@ -257,11 +264,16 @@ def load_study(path: str | Path, overrides: Mapping[str, Any] | None = None) -> 
     return build(StudySection, raw)
 
 
-def composed(recipe: Any, folder: Path) -> dict[str, Any]:
-    """`recipe` over the files that it extends."""
+def _layers(recipe: Any, folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The files that `recipe` extends as one mapping, and its own keys."""
     if not isinstance(recipe, Mapping):
         raise ConfigError(f"A recipe must be a mapping of names to values, not {recipe!r}.")
     own = dict(recipe)
     parents = own.pop(EXTENDS, [])
     parents = [parents] if isinstance(parents, str) else list(parents)
-    return reduce(merge, [*(load_recipe(folder / parent) for parent in parents), own], {})
+    return reduce(merge, (load_recipe(folder / parent) for parent in parents), {}), own
+
+
+def composed(recipe: Any, folder: Path) -> dict[str, Any]:
+    """`recipe` over the files that it extends."""
+    return merge(*_layers(recipe, folder))
