@@ -4,10 +4,20 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import TracebackType
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    SpinnerColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 
 from tah2.distill.report import DistillReport
 from tah2.distill.run import Watch
@@ -40,7 +50,9 @@ class ProgressWatch(Watch):
         self._bar.stop()
 
     def planned(self, report: DistillReport, total: int, answered: int) -> None:
-        self.console.print(report.lines()[0] + f"; {answered:,} of {total:,} answers are there already")
+        read, left_out = report.read.total(), report.dropped.total()
+        there = f"; {answered:,} of {total:,} answers are there already" if answered else ""
+        self.console.print(f"{read:,} prompts read, {read - left_out:,} to ask{there}", highlight=False)
         self._started = time.monotonic()
         self._bar.reset(self._task, description="asking", total=total, completed=answered)
 
@@ -51,3 +63,17 @@ class ProgressWatch(Watch):
 
     def assembling(self) -> None:
         self._bar.update(self._task, description="writing rows", rate="")
+
+
+@contextmanager
+def counting(what: str) -> Iterator[Callable[[int], None]]:
+    """A line on stderr that counts, for work whose size is not known; yields what to tell the count."""
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), TextColumn("{task.completed:,}"), TimeElapsedColumn())
+    with Progress(*columns, console=Console(file=sys.stderr), transient=True) as bar:
+        task = bar.add_task(what, total=None)
+
+        def watch(count: int) -> None:
+            if count % 64 == 0:
+                bar.update(task, completed=count)
+
+        yield watch

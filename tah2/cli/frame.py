@@ -29,7 +29,10 @@ COMMANDS = {
     "chat": Command("tah2.cli.chat", "talk to a model in the terminal and see how deep it went for every token"),
     "distill": Command("tah2.cli.distill", "let a teacher answer prompts, and write its answers as training data"),
     "eval": Command("tah2.cli.eval", "generate responses to benchmarks, one record each, resumable"),
+    "grade": Command("tah2.cli.grade", "judge the responses of a run and print its scores"),
+    "curves": Command("tah2.cli.curves", "compare runs at matched compute: cutoffs, slopes, votes, figures"),
     "study": Command("tah2.cli.study", "post-train and compare every variant of a study, and write it up"),
+    "decontaminate": Command("tah2.cli.decontaminate", "find training rows that hold problems of the benchmarks"),
     "bench": Command("tah2.cli.bench", "measure time and memory on this machine, as ratios taken side by side"),
     "flops": Command("tah2.cli.flops", "count parameters and FLOPs of a loop, without its weights"),
 }

@@ -36,9 +36,9 @@ class Prompt:
     row: Mapping[str, Any] = field(repr=False)
 
     @property
-    def asked(self) -> str:
+    def asked(self) -> list[str]:
         """All that users and systems say, for comparisons with benchmarks."""
-        return "\n".join(str(m["content"]) for m in self.messages if m["role"] in ("user", "system"))
+        return [str(message["content"]) for message in self.messages if message["role"] in ("user", "system")]
 
 
 class PromptReader:

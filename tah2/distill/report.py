@@ -59,6 +59,10 @@ class DistillReport:
         for reason, count in self.dropped.most_common():
             found.append(f"  {count:>8,}  {reason}")
             found += [f"            {example}" for example in self.examples[reason]]
+        if self.contamination:
+            compared, missing = self.contamination["benchmarks"], self.contamination["not_compared"]
+            absent = f"; missing: {', '.join(missing)}" if missing else ""
+            found.append(f"  compared with {len(compared)} benchmarks{absent}")
         if self.rows:
             written = ", ".join(f"{count:,} rows in {name}" for name, count in self.rows.items())
             found.append(f"{written}; {self.tokens:,} tokens" if self.tokens else written)

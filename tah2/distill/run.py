@@ -18,10 +18,12 @@ from typing import Any
 from tah2.config.strict import ConfigError, plain
 from tah2.distill.asking import ask
 from tah2.distill.assemble import assemble, replaced
+from tah2.distill.benchmarks import open_benchmarks
 from tah2.distill.book import AnswerBook
 from tah2.distill.config import DistillConfig
-from tah2.distill.plan import make_plan
-from tah2.distill.prompts import PromptReader
+from tah2.distill.decontaminate import ContaminationReport
+from tah2.distill.plan import Taint, make_plan
+from tah2.distill.prompts import Prompt, PromptReader
 from tah2.distill.report import DistillReport
 from tah2.distill.teachers import Teacher, open_teacher
 
@@ -45,7 +47,11 @@ def distill(config: DistillConfig, watch: Watch | None = None, teacher: Teacher 
     """Plan, ask, assemble; `teacher` stands in for the one that `config` names."""
     watch = watch or Watch()
     reader = PromptReader(config.sources)
-    plan = make_plan(config, reader, lambda prompt: None)
+    contamination, taint = contamination_of(config)
+    plan = make_plan(config, reader, taint)
+    if contamination is not None:
+        contamination.rows = plan.report.read.total()
+        plan.report.contamination = contamination.to_dict()
     if not plan.places:
         raise ConfigError(f"No prompt is left to ask. {' '.join(plan.report.lines())}")
     keep_identity(config)
@@ -56,6 +62,23 @@ def distill(config: DistillConfig, watch: Watch | None = None, teacher: Teacher 
         )
         watch.assembling()
         return assemble(config, plan, reader, book, lambda prompt, answers: [None] * len(answers), errors)
+
+
+def contamination_of(config: DistillConfig) -> tuple[ContaminationReport | None, Taint]:
+    """Where to note prompts that a benchmark holds, and how to find them; (None, nothing) where nobody asked for it."""
+    wanted = config.decontaminate
+    if wanted is None:
+        return None, lambda prompt: None
+    compared = open_benchmarks(wanted.benchmarks, wanted.data_dir, wanted.words)
+    report = ContaminationReport.of(compared)
+
+    def taint(prompt: Prompt) -> str | None:
+        hit = next(filter(None, map(compared.index.find, prompt.asked)), None)
+        if hit is not None:
+            report.add(prompt.where, prompt.id, hit)
+        return None if hit is None else hit.benchmark
+
+    return report, taint
 
 
 def identity(config: DistillConfig) -> dict[str, Any]:
