@@ -150,12 +150,12 @@ class RuntimeSection:
 class EstimateSection:
     """What a plan assumes; a run corrects its own estimate as it goes."""
 
-    train_flops_per_second: float = 4e9
-    decode_flops_per_second: float = 4e8
-    unit_seconds: float = 2.0
+    train_flops_per_second: float = 2.5e10
+    decode_flops_per_second: float = 2e9
+    unit_seconds: float = 1.0
     """What a unit costs beside that."""
     tokens: float | None = None
-    """Training tokens of a run, where the data cannot be asked."""
+    """Training tokens of the baseline, where the data cannot be asked."""
     mean_keys: float | None = None
     """Mean position of a training token in its document, where the data cannot be asked."""
     continue_fractions: dict[str, tuple[float, ...]] = field(default_factory=dict)
@@ -182,8 +182,12 @@ class EvaluateSection:
 
     command: tuple[str, ...] = ("tah2", "eval")
     tasks: tuple[str, ...] = ()
+    data_dir: Path | None = None
+    """A folder with local copies of the benchmarks."""
     options: tuple[str, ...] = ()
-    """Further words of the command."""
+    """Further words of the command, such as [--limit, 20]."""
+    workers: int = 2
+    """Responses judged at a time."""
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ A run corrects the seconds by what its finished stages really took.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -25,6 +25,7 @@ from tah2.model.kinds import kind_of
 from tah2.study.config import EstimateSection, StudySection
 from tah2.study.plan import BaseUnit, Plan, Task, Unit
 from tah2.study.sources import local_path
+from tah2.train.schemes import SCHEMES
 
 SAMPLED = 64
 """Documents that are drawn to learn how long they are."""
@@ -86,7 +87,14 @@ def unit_flops(study: StudySection, unit: Unit) -> TrainFlops | None:
     if backbone is None or read is None:
         return None
     shares = continue_fractions(study, unit)
-    return train_flops(backbone, unit.loop, shares, read.mean_keys, read.tokens)
+    found = train_flops(backbone, unit.loop, shares, read.mean_keys, read.tokens)
+    return replace(found, forward_backward=found.forward_backward / 3) if trains_gate_alone(unit) else found
+
+
+def trains_gate_alone(unit: Unit) -> bool:
+    """Behind a frozen backbone there is no backward pass worth counting."""
+    scheme = (unit.recipe.get("objective") or {}).get("scheme") or kind_of(unit.loop).training
+    return SCHEMES[scheme]().freezes_backbone
 
 
 def continue_fractions(study: StudySection, unit: Unit) -> tuple[float, ...]:
@@ -100,7 +108,10 @@ def continue_fractions(study: StudySection, unit: Unit) -> tuple[float, ...]:
 
 
 def reading(study: StudySection, recipe: Mapping[str, Any], base: BaseUnit) -> Reading | None:
-    """Tokens and mean keys of a training, from its data where they are procedural, else as the study states."""
+    """Tokens and mean keys of a training, from its data where they are procedural, else as the study states.
+
+    Stated tokens are the baseline's.
+    """
     stated = study.estimate
     batch = build(BatchConfig, recipe.get("batch") or {})
     budget = build(BudgetConfig, recipe.get("budget") or {})
@@ -124,9 +135,13 @@ def reading(study: StudySection, recipe: Mapping[str, Any], base: BaseUnit) -> R
 
 
 def _share_of_budget(study: StudySection, budget: BudgetConfig) -> float:
-    """A unit of another number of epochs than the study's reads in proportion."""
-    common = build(BudgetConfig, study.recipe.get("budget") or {"epochs": budget.epochs or 1})
-    return budget.epochs / common.epochs if budget.epochs and common.epochs else 1.0
+    """A unit of another number of epochs or steps than the baseline reads in proportion."""
+    recipe = merge(study.recipe, study.variants[study.baseline].recipe)
+    common = build(BudgetConfig, recipe.get("budget") or {})
+    for mine, its in ((budget.epochs, common.epochs), (budget.steps, common.steps)):
+        if mine and its:
+            return mine / its
+    return 1.0
 
 
 def _procedural(section: Mapping[str, Any]) -> ProceduralConfig:

@@ -8,6 +8,7 @@
         train/                   the trainer's own folder: metrics.jsonl, summary.json, model/
         validate.json            losses and depths on the validation set (`tah2.train.validate`), by tag too
         samples/TASK.jsonl       one `SampleRecord` a line, TASK being the family of problems
+        eval/                    instead of samples/ where public benchmarks are answered: a run of `tah2 eval`
         grades.jsonl             one `GradeRow` a line
         stages/STAGE.json        what the stage was made from (its key), and how long it took
       runtime.json               latency and tokens per second, measured side by side
@@ -41,7 +42,7 @@ STUDY, UNIT, VALIDATE, GRADES, RUNTIME, SUMMARY = (
     "runtime.json",
     "summary.json",
 )
-UNITS, BASES, TRAIN, SAMPLES, STAGES, MODEL = "units", "bases", "train", "samples", "stages", "model"
+UNITS, BASES, TRAIN, SAMPLES, STAGES, MODEL, EVAL = "units", "bases", "train", "samples", "stages", "model", "eval"
 
 
 @dataclass(frozen=True)
@@ -154,7 +155,7 @@ class UnitResult:
         """Raw responses of one family, or of all."""
         from tah2.evals.records import RecordFile
 
-        found = sorted((self.folder / SAMPLES).glob("*.jsonl"))
+        found = sorted([*(self.folder / SAMPLES).glob("*.jsonl"), *(self.folder / EVAL / SAMPLES).glob("*.jsonl")])
         paths = [path for path in found if task in (None, path.stem)]
         return [record for path in paths for record in RecordFile(path).read()]
 

@@ -139,7 +139,7 @@ def commands(shop: Shop) -> list[str]:
     """What a study that runs elsewhere will call, one line per training and evaluation."""
     import shlex
 
-    from tah2.study.stages.respond import evaluate_command
+    from tah2.study.stages.benchmarks import evaluate_command
 
     plan, lines = shop.plan, []
     for task in plan.tasks.values():

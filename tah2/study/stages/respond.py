@@ -3,26 +3,25 @@
 from __future__ import annotations
 
 import json
-import shlex
-import subprocess
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from tah2.compute import DecodeMeter
 from tah2.config.backbone import BackboneConfig
-from tah2.config.strict import ConfigError, build, plain
+from tah2.config.strict import build, plain
 from tah2.data.procedural import ProceduralConfig
 from tah2.engine.engine import Engine
 from tah2.engine.llm import LLM
 from tah2.engine.params import SamplingParams
+from tah2.evals.flops import FlopsModel
 from tah2.evals.records import RecordFile, SampleRecord, depth_counts, sample_seed
 from tah2.model.checkpoint import load
 from tah2.study.layout import GRADES, SAMPLES, STAGES, GradeRow
 from tah2.study.ledger import digest_files, digest_records
 from tah2.study.plan import Task, Unit
+from tah2.study.stages.benchmarks import evaluate_unit, grade_benchmarks
 from tah2.study.stages.training import BEGUN, describe_unit
 from tah2.study.world import Problem, World, open_world
 from tah2.train.summary import write_summary
@@ -39,11 +38,10 @@ def generate_unit(shop: Shop, task: Task, key: str, tell: Tell) -> str:
     folder = shop.root / unit.folder / SAMPLES
     _begin(shop.root / unit.folder, folder, key)
     if shop.plan.study.evaluate.tasks:
-        _evaluate(shop, unit)
-    else:
-        world = world_of(unit)
-        problems = world.problems(section.problems, section.seed)
-        respond(shop.root / unit.model, unit, section, problems, world, folder, tell)
+        return evaluate_unit(shop, unit)
+    world = world_of(unit)
+    problems = world.problems(section.problems, section.seed)
+    respond(shop.root / unit.model, unit, section, problems, world, folder, tell)
     return digest_records(record for path in folder.glob("*.jsonl") for record in RecordFile(path).read())
 
 
@@ -157,74 +155,63 @@ def _begin(unit_folder: Path, samples: Path, key: str) -> None:
     write_summary(path, {"key": key})
 
 
-def _evaluate(shop: Shop, unit: Unit) -> None:
-    words = evaluate_command(shop, unit)
-    code = subprocess.run(words, check=False).returncode
-    if code:
-        raise ConfigError(f"Evaluation failed (exit code {code}): {shlex.join(words)}")
-
-
-def evaluate_command(shop: Shop, unit: Unit) -> list[str]:
-    """The `tah2 eval` of one unit, whose records lie where ours do."""
-    section = shop.plan.study.evaluate
-    model, out = str(shop.root / unit.model), str(shop.root / unit.folder)
-    ceiling = ["--max-depth", str(unit.ceiling)] if unit.of is not None else []
-    return [*section.command, model, "--tasks", ",".join(section.tasks), "--out", out, *ceiling, *section.options]
-
-
 def grade_unit(shop: Shop, task: Task, key: str, tell: Tell) -> str:
     """One row per response, in order of family, problem and repeat."""
     unit, section = shop.plan.units[task.subject], shop.plan.study.generate
     folder = shop.root / unit.folder
+    if shop.plan.study.evaluate.tasks:
+        return write_grades(folder, grade_benchmarks(shop, unit))
     records = [r for path in sorted((folder / SAMPLES).glob("*.jsonl")) for r in RecordFile(path).read()]
     world = world_of(unit)
     problems = {problem.id: problem for problem in world.problems(section.problems, section.seed)}
-    backbone = backbone_of(shop.root / unit.model)
+    flops = flops_model(shop, unit)
     rows = []
     for number, record in enumerate(records):
-        rows.append(grade_record(record, problems[record.problem], world, unit, backbone, section.cutoffs))
+        rows.append(grade_record(record, problems[record.problem], world, flops, section.cutoffs))
         tell((number + 1) / len(records))
-    text = "".join(json.dumps(plain(row)) + "\n" for row in rows)
+    return write_grades(folder, rows)
+
+
+def write_grades(folder: Path, rows: Iterable[GradeRow]) -> str:
+    """The rows, whole or not at all; returns their digest."""
     partial = folder / f"{GRADES}.partial"
-    partial.write_text(text, encoding="utf-8")
+    partial.write_text("".join(json.dumps(plain(row)) + "\n" for row in rows), encoding="utf-8")
     partial.replace(folder / GRADES)
     return digest_files([folder / GRADES])
 
 
-def backbone_of(model: Path) -> BackboneConfig:
-    return BackboneConfig.from_hf(json.loads((model / "config.json").read_text(encoding="utf-8"))["backbone"])
+def flops_model(shop: Shop, unit: Unit) -> FlopsModel:
+    """What the unit's tokens cost, from the shape of its own checkpoint."""
+    config = json.loads((shop.root / unit.model / "config.json").read_text(encoding="utf-8"))
+    return FlopsModel(BackboneConfig.from_hf(config["backbone"]), unit.loop, unit.ceiling)
 
 
 def grade_record(
-    record: SampleRecord, problem: Problem, world: World, unit: Unit, backbone: BackboneConfig, cutoffs: Sequence[int]
+    record: SampleRecord, problem: Problem, world: World, flops: FlopsModel, cutoffs: Sequence[int]
 ) -> GradeRow:
     verdict = world.grade(problem, record.token_ids)
     finished = record.finish_reason == "stop"
-    flops = prefix_flops(record, unit, backbone, [*cutoffs, len(record.token_ids)])
-    return GradeRow(
-        task=record.task,
-        problem=record.problem,
-        repeat=record.repeat,
+    return grade_row(
+        record,
+        flops,
+        cutoffs,
         correct=verdict.correct and finished,
         exact=verdict.exact and finished,
-        tokens=len(record.token_ids),
         finished=finished,
-        flops=flops[-1],
-        flops_at=tuple(flops[:-1]),
-        depth=sum(record.depths) / max(1, len(record.depths)),
         answer=verdict.answer if finished else "",
     )
 
 
-def prefix_flops(record: SampleRecord, unit: Unit, backbone: BackboneConfig, lengths: Sequence[int]) -> list[int]:
-    """Decoding FLOPs of the response cut off at each of `lengths` output tokens.
-
-    The first output token belongs to the prompt's pass; every later one was decoded at its recorded depth.
-    """
-    prompt = [depth for depth, count in enumerate(record.prompt_depth_counts, start=1) for _ in range(count)]
-    meter = DecodeMeter(backbone, unit.loop, prompt, unit.ceiling)
-    totals = [0]
-    for depth in record.depths[1:]:
-        meter.token(depth)
-        totals.append(meter.total)
-    return [totals[min(length, len(totals)) - 1] if length else 0 for length in lengths]
+def grade_row(record: SampleRecord, flops: FlopsModel, cutoffs: Sequence[int], **judged: Any) -> GradeRow:
+    """A verdict beside what the response cost, whole and cut off at each of `cutoffs` output tokens."""
+    spent = flops.of_beginnings(record.prompt_depth_counts, record.depths).tolist() or [0]
+    return GradeRow(
+        task=record.task,
+        problem=record.problem,
+        repeat=record.repeat,
+        tokens=len(record.token_ids),
+        flops=spent[-1],
+        flops_at=tuple(spent[min(cutoff, len(spent)) - 1] for cutoff in cutoffs),
+        depth=sum(record.depths) / max(1, len(record.depths)),
+        **judged,
+    )
