@@ -27,6 +27,7 @@ EPILOG = """\
 examples:
   tah2 chat out/tah2
   tah2 chat out/tah2 --max-depth 4 --exit-threshold 0.3 --temperature 0
+  tah2 chat --endpoint http://127.0.0.1:8000        (its API key: OPENAI_API_KEY)
   echo "Why do loops help?" | tah2 chat out/tah2
 """
 HELP = """\
@@ -70,7 +71,8 @@ def _parser() -> argparse.ArgumentParser:
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("model", metavar="MODEL", help="folder or hub id of a looped checkpoint")
+    parser.add_argument("model", metavar="MODEL", nargs="?", help="folder or hub id of a looped checkpoint")
+    parser.add_argument("--endpoint", metavar="URL", help="talk to a server of `tah2 serve` instead of loading MODEL")
     parser.add_argument("--system", metavar="TEXT", help="a system message before the conversation")
     parser.add_argument("--marks", action="store_true", help="small digits behind tokens deeper than one pass")
     loop = parser.add_argument_group("depth (also changed while you talk)")
@@ -90,6 +92,12 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _speaker(options: argparse.Namespace) -> Speaker:
+    if options.endpoint is not None:
+        from tah2.cli.chat_remote import RemoteSpeaker
+
+        return RemoteSpeaker(options.endpoint, options.model)
+    if options.model is None:
+        raise ConfigError("Say which MODEL to talk to, or where a server is (--endpoint URL).")
     from rich.console import Console
 
     with Console(stderr=True).status(f"Loading {options.model} ..."):
