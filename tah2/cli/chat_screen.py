@@ -55,7 +55,7 @@ class Screen:
 
     def legend(self, max_depth: int) -> None:
         """The colours of depths 1 to `max_depth`."""
-        text = Text("depth ", Style(dim=True))
+        text = Text().append("depth ", Style(dim=True))
         for depth in range(1, max_depth + 1):
             label = f" {depth} " if depth < len(PALETTE) or depth == max_depth else f" {depth}+ "
             text.append(label, self.style(depth))

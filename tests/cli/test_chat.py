@@ -206,6 +206,18 @@ def test_each_depth_looks_different():
 
 
 @pytest.mark.usefixtures("colour_terminal")
+@pytest.mark.parametrize(("ceiling", "shown"), [(1, "1"), (3, "1 2 3"), (5, "1 2 3 4 5"), (8, "1 2 3 4 5+")])
+def test_the_legend_shows_depths_as_tokens_do(ceiling: int, shown: str):
+    screen = Screen(terminal := Terminal())
+    screen.legend(ceiling)
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", terminal.getvalue())
+    assert plain.split() == ["depth", *shown.split()]
+    screen = Screen(token := Terminal())
+    screen.piece(Piece(f" {ceiling} ", ceiling))
+    assert ceiling > 4 or token.getvalue() in terminal.getvalue()
+
+
+@pytest.mark.usefixtures("colour_terminal")
 def test_no_color_writes_depths_as_digits(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("NO_COLOR", "1")
     screen = Screen(terminal := Terminal())
