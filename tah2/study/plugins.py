@@ -1,21 +1,18 @@
 """What is made of a study's results: functions by name, run by the stages `analyse` and `report`.
 
-An analysis writes files under `DIR/analyses`, the report under `DIR/report`. Both read through `load_results` alone.
-A function is named `module:function` and imported when it is run; it takes (results, folder).
+A function is named `module:function`, imported when it is run, and takes the study's folder, which it reads through
+`load_results`. Analyses write under `analyses/`, a report under `report/`.
 """
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from tah2.config.strict import ConfigError
-from tah2.study.layout import Results
 
-ANALYSES: tuple[str, ...] = ()
-REPORT: tuple[str, ...] = ()
+ANALYSES = ("tah2.study.analyses.stage:run_analyses",)
+REPORT = ("tah2.study.report.write:write_report",)
 VERSION = 1
 """Raise it when analyses or report would write other things from the same results."""
 
@@ -23,11 +20,6 @@ VERSION = 1
 def version_of(stage: str) -> list[str | int]:
     """Part of the stage's key."""
     return [VERSION, *(ANALYSES if stage == "analyse" else REPORT)]
-
-
-def plugged(name: str) -> Callable[[Results, Path], None]:
-    found: Callable[[Results, Path], None] = imported(name)
-    return found
 
 
 def imported(name: str) -> Any:

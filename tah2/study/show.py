@@ -157,7 +157,7 @@ def result_table(summary: dict[str, Any]) -> Table:
     gains = {row["name"]: row for row in summary["matched_compute"] if row["against"] == summary["baseline"]}
     table = Table(title=summary["title"], title_justify="left", box=None, pad_edge=False)
     table.add_column("variant")
-    names = ("runs", "validation loss", "accuracy", "FLOPs/token", "depth", "accuracy at the baseline's compute")
+    names = ("runs", "validation loss", "accuracy", "FLOPs/token", "depth", "at matched compute")
     for name in names:
         table.add_column(name, justify="right")
     for row in summary["variants"]:
