@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
@@ -10,15 +11,20 @@ from fastapi import APIRouter, FastAPI
 from starlette.middleware.cors import CORSMiddleware
 
 from tah2 import __version__
+from tah2.config.strict import ConfigError
 from tah2.server import errors
 from tah2.server.async_engine import AsyncEngine
 from tah2.server.config import ServerConfig, WorkerConfig
 from tah2.server.door import Door
+from tah2.server.metrics import Metrics
 from tah2.server.page import add_page
-from tah2.server.routes import operations
+from tah2.server.render import Renderer
+from tah2.server.routes import completions, models, operations
+from tah2.server.routes.schema import components
 from tah2.server.service import Queue, Service
+from tah2.server.tokens import TokenTable
 
-ROUTERS: tuple[APIRouter, ...] = (operations.router,)
+ROUTERS: tuple[APIRouter, ...] = (completions.router, models.router, operations.router)
 """Every family of routes; a new one is a module of `tah2.server.routes` and a line here."""
 
 
@@ -37,13 +43,25 @@ def create_app(
     """
     config = config or ServerConfig()
 
+    metrics = Metrics((config.served_model_names or (worker.model,))[0], config.metrics_prefix)
+
     @asynccontextmanager
     async def life(app: FastAPI) -> AsyncIterator[None]:
-        made = engine or AsyncEngine(worker)
+        made = engine or AsyncEngine(worker, metrics.counters)
+        reading = asyncio.create_task(asyncio.to_thread(load_tokenizer, worker.model, tokenizer))
         facts = await made.start()
         try:
-            held = tokenizer if tokenizer is not None else load_tokenizer(worker.model)
-            app.state.service = Service(config, made, held, Queue(facts.max_num_seqs + config.max_queue))
+            held = await reading
+            app.state.service = Service(
+                config=config,
+                engine=made,
+                tokenizer=held,
+                metrics=metrics,
+                queue=Queue(facts.max_num_seqs + config.max_queue),
+                renderer=Renderer(held, config.chat_template),
+                table=TokenTable(held),
+                defaults=sampling_defaults(worker.model) if config.generation_config == "auto" else {},
+            )
             yield
         finally:
             await made.stop()
@@ -59,6 +77,7 @@ def create_app(
     errors.install(app)
     for router in routers:
         app.include_router(router)
+    describe(app)
     add_page(app)
     if config.allow_origins:
         app.add_middleware(
@@ -68,7 +87,37 @@ def create_app(
     return app
 
 
-def load_tokenizer(model: str) -> Any:
+def load_tokenizer(model: str, given: Any = None) -> Any:
+    """The checkpoint's tokenizer, unless one is `given`."""
     from transformers import AutoTokenizer
 
-    return AutoTokenizer.from_pretrained(model)
+    if given is not None:
+        return given
+    try:
+        return AutoTokenizer.from_pretrained(model)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"The checkpoint {model} has no tokenizer that can be read: {error}") from None
+
+
+def sampling_defaults(model: str) -> dict[str, Any]:
+    """Sampling parameters that the checkpoint's generation config sets."""
+    from transformers import GenerationConfig
+
+    try:
+        config = GenerationConfig.from_pretrained(model).to_diff_dict()
+    except OSError:
+        return {}
+    names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+    return {name: config[name] for name in names if config.get(name) is not None}
+
+
+def describe(app: FastAPI) -> None:
+    """Join the schemas of bodies and answers into the OpenAPI document."""
+    original = app.openapi
+
+    def openapi() -> dict[str, Any]:
+        document = original()
+        document.setdefault("components", {}).setdefault("schemas", {}).update(components())
+        return document
+
+    app.openapi = openapi  # type: ignore[method-assign]

@@ -7,7 +7,8 @@
             print(delta.text, delta.depths)
     await engine.stop()
 
-Everything runs on one event loop. Leaving `generate` early, also by cancellation, aborts the request.
+`submit` does the same for several prompts that belong together. Everything runs on one event loop; leaving `generate`
+early, also by cancellation, aborts the request.
 """
 
 from __future__ import annotations
@@ -20,8 +21,10 @@ import os
 import socket
 import subprocess
 import sys
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any, cast
 
 from tah2.config.strict import ConfigError, plain
@@ -29,6 +32,7 @@ from tah2.engine.params import SamplingParams
 from tah2.server.config import WorkerConfig
 from tah2.server.messages import (
     Abort,
+    Accepted,
     Add,
     Broken,
     Command,
@@ -63,6 +67,15 @@ class Refusal(ValueError):
     """The engine does not take the request; the message is one sentence for the user."""
 
 
+@dataclass(frozen=True)
+class Ask:
+    """One prompt and what is wanted of it."""
+
+    prompt: Sequence[int]
+    params: SamplingParams
+    continue_probs: bool = False
+
+
 class AsyncEngine:
     def __init__(self, config: WorkerConfig, on_counters: Callable[[Counters, Counters], None] | None = None) -> None:
         self.config = config
@@ -75,7 +88,7 @@ class AsyncEngine:
         self._on_counters = on_counters or (lambda old, new: None)
         self._worker: Worker | None = None
         self._keeper: asyncio.Task[None] | None = None
-        self._inboxes: dict[str, asyncio.Queue[Delta | Exception]] = {}
+        self._streams: dict[str, Stream] = {}
         self._names = itertools.count()
         self._stopping = False
 
@@ -85,7 +98,7 @@ class AsyncEngine:
 
     @property
     def in_flight(self) -> int:
-        return len(self._inboxes)
+        return len(self._streams)
 
     async def start(self) -> ModelFacts:
         """Load the model; returns once requests can come, or raises ConfigError with what is wrong."""
@@ -105,33 +118,42 @@ class AsyncEngine:
             await worker.stop()
         self._fail_all("The server is shutting down.")
 
+    async def submit(self, asks: Sequence[Ask]) -> Stream:
+        """Hand over requests that belong together; returns once the engine has taken all of them.
+
+        Raises Refusal (one of them can never run), NotReady, or WorkerDied. Close the stream.
+        """
+        if self._worker is None:
+            raise NotReady("The model is being loaded; try again shortly.")
+        stream = Stream(self, self._worker, sum(ask.params.n for ask in asks))
+        try:
+            for place, ask in enumerate(asks):
+                name = f"r{next(self._names)}"
+                stream.places[name] = place
+                self._streams[name] = stream
+                self._worker.send(Add(name, list(ask.prompt), ask.params, ask.continue_probs))
+            await stream.accepted(len(asks))
+        except BaseException:
+            stream.close()
+            raise
+        return stream
+
     async def generate(
         self, prompt: Sequence[int], params: SamplingParams, *, continue_probs: bool = False
     ) -> AsyncIterator[Delta]:
-        """Yield what every step adds to every sample, until all samples have ended.
-
-        Raises Refusal (the request can never run), NotReady, or WorkerDied.
-        """
-        worker = self._worker
-        if worker is None:
-            raise NotReady("The model is being loaded; try again shortly.")
-        name = f"r{next(self._names)}"
-        inbox: asyncio.Queue[Delta | Exception] = asyncio.Queue()
-        self._inboxes[name] = inbox
-        left = params.n
-        worker.send(Add(name, list(prompt), params, continue_probs))
+        """One prompt: yield what every step adds to every sample, until all samples have ended."""
+        stream = await self.submit([Ask(prompt, params, continue_probs)])
         try:
-            while left:
-                delta = await inbox.get()
-                if isinstance(delta, Exception):
-                    left = 0
-                    raise delta
-                left -= delta.ending is not None
+            async for _, delta in stream:
                 yield delta
         finally:
-            del self._inboxes[name]
-            if left and worker is self._worker:
-                worker.send(Abort(name))
+            stream.close()
+
+    def forget(self, stream: Stream) -> None:
+        """Nobody listens to `stream` any more: what still runs is aborted."""
+        for name in stream.places:
+            if self._streams.pop(name, None) is not None and stream.left and stream.worker is self._worker:
+                stream.worker.send(Abort(name))
 
     async def _launch(self) -> ModelFacts:
         worker = Worker(self.config, self._hear)
@@ -164,29 +186,78 @@ class AsyncEngine:
                 except (ConfigError, WorkerDied, OSError) as error:
                     log.error("worker cannot start", extra={"fields": {"error": str(error)}})
 
-    def _hear(self, report: News | Refused) -> None:
-        if isinstance(report, Refused):
-            self._tell(report.id, Refusal(report.message))
-            return
-        self._on_counters(self.counters, report.counters)
-        self.counters = report.counters
-        for delta in report.deltas:
-            self._tell(delta.id, delta)
-
-    def _tell(self, name: str, news: Delta | Exception) -> None:
-        inbox = self._inboxes.get(name)
-        if inbox is not None:
-            inbox.put_nowait(news)
+    def _hear(self, report: News | Accepted | Refused) -> None:
+        if isinstance(report, News):
+            self._on_counters(self.counters, report.counters)
+            self.counters = report.counters
+            for delta in report.deltas:
+                if (stream := self._streams.get(delta.id)) is not None:
+                    stream.put(delta)
+        elif (stream := self._streams.get(report.id)) is not None:
+            stream.put(report if isinstance(report, Accepted) else Refusal(report.message))
 
     def _fail_all(self, message: str) -> None:
-        for inbox in self._inboxes.values():
-            inbox.put_nowait(WorkerDied(message))
+        for stream in set(self._streams.values()):
+            stream.put(WorkerDied(message))
+
+
+class Stream:
+    """News of requests that were submitted together: pairs of a request's place among them and what a step added."""
+
+    def __init__(self, engine: AsyncEngine, worker: Worker, samples: int) -> None:
+        self.engine, self.worker = engine, worker
+        self.places: dict[str, int] = {}
+        self.left = samples
+        """Samples that have not ended."""
+        self._inbox: deque[Delta | Accepted | Exception] = deque()
+        self._bell = asyncio.Event()
+
+    def put(self, news: Delta | Accepted | Exception) -> None:
+        self._inbox.append(news)
+        self._bell.set()
+
+    async def accepted(self, count: int) -> None:
+        """Wait until the engine has taken all `count` requests."""
+        early: list[Delta | Accepted | Exception] = []
+        while count:
+            news = await self._next()
+            if isinstance(news, Exception):
+                raise news
+            if isinstance(news, Accepted):
+                count -= 1
+            else:
+                early.append(news)
+        self._inbox.extendleft(reversed(early))
+
+    def __aiter__(self) -> Stream:
+        return self
+
+    async def __anext__(self) -> tuple[int, Delta]:
+        if not self.left:
+            raise StopAsyncIteration
+        news = await self._next()
+        if isinstance(news, Exception):
+            self.left = 0
+            raise news
+        assert isinstance(news, Delta)
+        self.left -= news.ending is not None
+        return self.places[news.id], news
+
+    def close(self) -> None:
+        """Abort what still runs; harmless at the end."""
+        self.engine.forget(self)
+
+    async def _next(self) -> Delta | Accepted | Exception:
+        while not self._inbox:
+            self._bell.clear()
+            await self._bell.wait()
+        return self._inbox.popleft()
 
 
 class Worker(asyncio.Protocol):
     """One worker's process (or, with tensor parallelism, processes) and the socket to it."""
 
-    def __init__(self, config: WorkerConfig, hear: Callable[[News | Refused], None]) -> None:
+    def __init__(self, config: WorkerConfig, hear: Callable[[News | Accepted | Refused], None]) -> None:
         self.config, self.hear = config, hear
         self.gone = asyncio.Event()
         self._frames = Frames()

@@ -57,6 +57,10 @@ class ServerConfig:
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     reasoning: Literal["auto", "on", "off"] = "auto"
     """Split <think> blocks from the answer; auto: where the chat template knows them."""
+    generation_config: Literal["auto", "off"] = "auto"
+    """auto: sampling parameters that a request leaves out are those that the checkpoint recommends."""
+    metrics_prefix: str = "tah2"
+    """Of the metrics' names, before a colon; "vllm" makes dashboards for vLLM fit."""
     chat_template: str | None = None
     """Instead of the tokenizer's."""
 

@@ -17,6 +17,8 @@ class Scored(msgspec.Struct, array_like=True):
 
     token: int
     logprob: float
+    rank: int
+    """1 for the most probable token."""
 
 
 class Add(msgspec.Struct, tag="add", array_like=True):
@@ -131,6 +133,10 @@ class Broken(msgspec.Struct, tag="broken", array_like=True):
     message: str
 
 
+class Accepted(msgspec.Struct, tag="accepted", array_like=True):
+    id: str
+
+
 class Refused(msgspec.Struct, tag="refused", array_like=True):
     id: str
     message: str
@@ -143,7 +149,7 @@ class News(msgspec.Struct, tag="news", array_like=True):
     counters: Counters
 
 
-Report = Ready | Broken | Refused | News
+Report = Ready | Broken | Accepted | Refused | News
 
 
 class Frames:

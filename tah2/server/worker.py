@@ -21,6 +21,7 @@ from tah2.config.strict import ConfigError, build
 from tah2.server.config import WorkerConfig
 from tah2.server.messages import (
     Abort,
+    Accepted,
     Add,
     Broken,
     Command,
@@ -116,6 +117,7 @@ class Worker:
             self.link.send(Refused(command.id, str(error)))
         else:
             self._told[command.id] = Told(command)
+            self.link.send(Accepted(command.id))
 
     def _deltas(self, output: RequestOutput) -> list[Delta]:
         told = self._told[output.request_id]
@@ -200,9 +202,10 @@ class Worker:
 
 
 def scored(chosen: int, row: dict[int, Logprob]) -> list[Scored]:
-    """The chosen token first, then the asked-for number of best ones (the chosen one again if it is among them)."""
-    best = sorted((entry.rank or 0, token, entry.logprob) for token, entry in row.items())
-    return [Scored(chosen, row[chosen].logprob), *(Scored(token, value) for _, token, value in best)]
+    """The chosen token, then all of the row, best first (the chosen one again)."""
+    rows = [Scored(token, entry.logprob, entry.rank or 0) for token, entry in row.items()]
+    own = next(entry for entry in rows if entry.token == chosen)
+    return [own, *sorted(rows, key=lambda entry: entry.rank)]
 
 
 def _prompt_report(output: RequestOutput) -> PromptReport:

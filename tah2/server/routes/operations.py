@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from fastapi import APIRouter, Request
+from fastapi.responses import PlainTextResponse, Response
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
 from tah2 import __version__
 from tah2.server.errors import ApiError
@@ -23,9 +25,15 @@ async def health(request: Request) -> dict[str, str]:
 async def ready(request: Request) -> dict[str, str]:
     """200 while new requests are taken."""
     service = service_of(request)
-    if not service.engine.ready or service.draining.is_set():
+    if not service.engine.ready or service.draining:
         raise ApiError(503, "New requests are not taken at the moment.", code="not_ready")
     return {"status": "ready"}
+
+
+@router.get("/metrics", response_class=PlainTextResponse)
+async def metrics(request: Request) -> Response:
+    """In Prometheus' text form."""
+    return Response(service_of(request).metrics.render(), media_type=CONTENT_TYPE_PLAIN_0_0_4)
 
 
 @router.get("/version")

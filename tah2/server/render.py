@@ -1,0 +1,206 @@
+"""From messages to token ids, through the tokenizer's chat template.
+
+What people write must not become a control token. Where a message, a tool or a template argument spells one, a
+character that no text may hold (a Unicode noncharacter) is put behind its first letter before the template runs; the
+rendered text is cut there and its pieces are encoded one by one, so that the token's name is split like plain text.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tah2.server.errors import ApiError, invalid
+from tah2.server.protocol.requests import ChatFields, Message
+
+CUTS = tuple(chr(code) for code in range(0xFDD0, 0xFDF0))
+THINK, END_THINK = "<think>", "</think>"
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """What the model reads."""
+
+    ids: list[int]
+    text: str
+    """As rendered."""
+
+    @property
+    def thinks(self) -> bool:
+        """The answer begins inside a block of reasoning."""
+        return self.text.rstrip().endswith(THINK)
+
+    @property
+    def thought(self) -> bool:
+        """The block of reasoning is closed already."""
+        return self.text.rstrip().endswith(END_THINK)
+
+
+class Renderer:
+    def __init__(self, tokenizer: Any, template: str | None = None) -> None:
+        self.tokenizer, self.template = tokenizer, template
+        added = {str(token.content): bool(token.special) for token in tokenizer.added_tokens_decoder.values()}
+        self._all = _any_of(added)
+        self._special = _any_of([name for name, special in added.items() if special])
+        self._reserved = {"messages", *inspect.signature(tokenizer.apply_chat_template).parameters} - {"documents"}
+
+    @property
+    def source(self) -> str:
+        """The template's text; empty if there is none."""
+        found = self.template or self.tokenizer.chat_template or ""
+        return found if isinstance(found, str) else "\n".join(found.values())
+
+    def text(self, text: str, special: bool = True) -> list[int]:
+        """A raw prompt: here control tokens may be spelled out."""
+        try:
+            ids: list[int] = self.tokenizer.encode(text, add_special_tokens=special)
+        except (UnicodeEncodeError, TypeError):
+            raise invalid("The text holds half of a character (a lone surrogate); remove it.") from None
+        return ids
+
+    def chat(self, asked: ChatFields, tools: Sequence[Mapping[str, Any]], extra: Mapping[str, Any]) -> Prompt:
+        """The prompt of a conversation; a mistake in it is an ApiError."""
+        if not self.source:
+            raise invalid("The model's tokenizer has no chat template; use /v1/completions or --chat-template.")
+        if (
+            asked.continue_final_message
+            and asked.add_generation_prompt
+            and "add_generation_prompt" in asked.model_fields_set
+        ):
+            raise invalid("Either continue the final message or add a generation prompt.", "continue_final_message")
+        arguments = {**extra, **(asked.chat_template_kwargs or {})}
+        for name in arguments:
+            if name in self._reserved:
+                raise invalid(f"{name!r} cannot be set in 'chat_template_kwargs'.", "chat_template_kwargs")
+        messages = [_plain(message, place) for place, message in enumerate(asked.messages)]
+        cut = _unused([messages, tools, arguments])
+        guarded = [self._guard(message, cut, message["role"] == "assistant") for message in messages]
+        rendered = self._render(
+            guarded,
+            self._guard(list(tools), cut) or None,
+            self._guard(arguments, cut),
+            bool(asked.add_generation_prompt) and not asked.continue_final_message,
+            bool(asked.continue_final_message),
+        )
+        first, *others = rendered.split(cut)
+        ids = self.text(first, special=bool(asked.add_special_tokens))
+        ids += [token for piece in others for token in self.text(piece, special=False)]
+        return Prompt(ids, rendered.replace(cut, ""))
+
+    def _render(self, messages: Any, tools: Any, arguments: Any, answer: bool, goes_on: bool) -> str:
+        from jinja2 import TemplateError
+
+        try:
+            text: str = self.tokenizer.apply_chat_template(
+                messages,
+                tools=tools,
+                chat_template=self.template,
+                tokenize=False,
+                add_generation_prompt=answer,
+                continue_final_message=goes_on,
+                **arguments,
+            )
+        except (TemplateError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError) as error:
+            raise _template_error(error) from None
+        except (RecursionError, MemoryError) as error:
+            raise _template_error(error) from None
+        return text
+
+    def _guard(self, value: Any, cut: str, own: bool = False) -> Any:
+        """`value` with `cut` inside every control token's name; `own` text may name those that are not special."""
+        names = self._special if own else self._all
+        if names is None:
+            return value
+        if isinstance(value, str):
+            return names.sub(lambda found: found.group()[0] + cut + found.group()[1:], value)
+        if isinstance(value, Mapping):
+            return {self._guard(key, cut, own): self._guard(entry, cut, own) for key, entry in value.items()}
+        if isinstance(value, (list, tuple)):
+            return [self._guard(entry, cut, own) for entry in value]
+        return value
+
+
+def _plain(message: Message, place: int) -> dict[str, Any]:
+    """The message as templates expect it: content is text, a call's arguments are a mapping."""
+    made: dict[str, Any] = {
+        "role": "system" if message.role == "developer" else message.role,
+        "content": _text(message, place),
+    }
+    thoughts = message.reasoning_content or message.reasoning
+    if thoughts is not None:
+        made["reasoning_content"] = thoughts
+    if message.tool_calls:
+        made["tool_calls"] = [
+            {
+                "id": call.id,
+                "type": "function",
+                "function": {"name": call.function.name, "arguments": _arguments(call.function.arguments)},
+            }
+            for call in message.tool_calls
+        ]
+    for name in ("name", "tool_call_id"):
+        if getattr(message, name) is not None:
+            made[name] = getattr(message, name)
+    return made
+
+
+def _text(message: Message, place: int) -> str:
+    content = message.content
+    if content is None:
+        if message.role != "assistant":
+            raise invalid(f"A message of the role {message.role!r} needs content.", f"messages[{place}].content")
+        return ""
+    if isinstance(content, str):
+        return content
+    texts = []
+    for part in content:
+        if part.type not in ("text", "input_text", "output_text", "refusal") or part.text is None:
+            where = f"messages[{place}].content"
+            raise invalid(f"A part of the type {part.type!r} cannot be read; this model reads text.", where)
+        texts.append(part.text)
+    return "\n".join(texts)
+
+
+def _arguments(given: str | dict[str, Any]) -> Any:
+    """A mapping where it is one: templates write it themselves."""
+    if not isinstance(given, str):
+        return given
+    try:
+        read = json.loads(given)
+    except (ValueError, RecursionError):
+        return given
+    return read if isinstance(read, dict) else given
+
+
+def _any_of(names: Sequence[str] | Mapping[str, Any]) -> re.Pattern[str] | None:
+    """Finds the names, the longest first; names of one letter cannot be cut."""
+    longer = sorted((name for name in names if len(name) > 1 and not name.isspace()), key=len, reverse=True)
+    return re.compile("|".join(map(re.escape, longer))) if longer else None
+
+
+def _unused(values: Any) -> str:
+    """A noncharacter that occurs nowhere in `values`."""
+    seen = set(CUTS) & _letters(values)
+    for cut in CUTS:
+        if cut not in seen:
+            return cut
+    raise invalid("The messages hold every Unicode noncharacter; remove one of them.", "messages")
+
+
+def _letters(value: Any) -> set[str]:
+    if isinstance(value, str):
+        return set(value)
+    if isinstance(value, Mapping):
+        return set().union(*(_letters(key) | _letters(entry) for key, entry in value.items()))
+    if isinstance(value, (list, tuple)):
+        return set().union(*map(_letters, value))
+    return set()
+
+
+def _template_error(error: BaseException) -> ApiError:
+    said = " ".join(str(error).split()) or type(error).__name__
+    return invalid(f"The chat template cannot render these messages: {said[:300]}.", "messages")
