@@ -232,6 +232,7 @@ class StudySection:
                 other = getattr(variant, key)
                 if other is not None:
                     self._refer(f"variants.{name}.{key}", other)
+            self._refuse_circle(name)
             if variant.base is not None and variant.base not in self.bases:
                 raise ConfigError(
                     f"variants.{name}.base: unknown base {variant.base!r}{suggestion(variant.base, self.bases)}."
@@ -240,6 +241,15 @@ class StudySection:
                 raise ConfigError(f"variants.{name}.rate_of: {variant.rate_of!r} does not search ('search: true').")
             if variant.search and not self.search.learning_rates:
                 raise ConfigError(f"variants.{name} searches, but 'search.learning_rates' is empty.")
+
+    def _refuse_circle(self, name: str) -> None:
+        """Follow what `name` builds on, which ends."""
+        chain = [name]
+        while (source := self.variants[chain[-1]].of or self.variants[chain[-1]].after) is not None:
+            self._refer(f"variants.{chain[-1]}", source)
+            chain.append(source)
+            if source in chain[:-1]:
+                raise ConfigError(f"Variants build on each other in a circle: {' -> '.join(chain)}.")
 
     def _refer(self, where: str, name: str) -> None:
         if name not in self.variants:

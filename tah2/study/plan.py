@@ -273,18 +273,16 @@ def _in_order(units: Mapping[str, Unit]) -> list[Unit]:
     """Units after those that they start from; otherwise as the study names them."""
     placed: dict[str, Unit] = {}
 
-    def place(unit: Unit, above: tuple[str, ...]) -> None:
-        if unit.id in above:
-            raise ConfigError(f"Variants depend on each other in a circle: {' -> '.join((*above, unit.id))}.")
+    def place(unit: Unit) -> None:
         for name in (*unit.candidates, unit.after, unit.of):
             if name is not None and name not in placed:
                 if name not in units:
                     raise ConfigError(
                         f"{unit.id} needs {name}, which the study does not run: give both the same seeds."
                     )
-                place(units[name], (*above, unit.id))
+                place(units[name])
         placed.setdefault(unit.id, unit)
 
     for unit in units.values():
-        place(unit, ())
+        place(unit)
     return list(placed.values())
