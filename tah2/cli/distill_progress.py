@@ -61,8 +61,8 @@ class ProgressWatch(Watch):
         rate = self._tokens / max(1e-9, time.monotonic() - self._started)
         self._bar.update(self._task, advance=1, rate=f"{rate:,.0f} tokens/s")
 
-    def assembling(self) -> None:
-        self._bar.update(self._task, description="writing rows", rate="")
+    def stage(self, name: str) -> None:
+        self._bar.update(self._task, description=name, rate="")
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tah2.distill.book import AnswerBook
-from tah2.distill.config import DistillConfig
+from tah2.distill.config import RECORDED, DistillConfig
 from tah2.distill.episode import Episode, uses_results
 from tah2.distill.prompts import Prompt
 from tah2.distill.teachers import Teacher
@@ -132,7 +132,7 @@ def recorded_answer(prompt: Prompt) -> dict[str, Any]:
         "key": prompt.key,
         "sample": 0,
         "seeds": [],
-        "model": "recorded",
+        "model": RECORDED,
         "messages": list(prompt.recorded[: last + 1]),
         "finish_reason": "stop",
         "replayed": 0,

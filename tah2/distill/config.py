@@ -13,6 +13,9 @@ from tah2.evals.endpoint import EndpointConfig
 Results = Literal["replay", "keep", "drop"]
 Choose = Literal["first", "shortest", "all"]
 
+RECORDED = "recorded"
+"""Stands for the teacher of answers that the data hold already."""
+
 
 @dataclass(frozen=True)
 class EngineTeacher:
@@ -52,7 +55,7 @@ class TeacherConfig:
         """The model that decides what is answered; part of a run's identity."""
         if self.endpoint is not None:
             return self.endpoint.model
-        return "recorded" if self.engine is None else self.engine.model
+        return RECORDED if self.engine is None else self.engine.model
 
 
 @dataclass(frozen=True)
@@ -85,10 +88,10 @@ class GradeConfig:
 
     task: str
     """The benchmark whose grader judges: gsm8k, math500, mbpp, gpqa, ..."""
-    columns: dict[str, str] = field(default_factory=dict)
-    """The name that the grader reads -> the prompt row's column, where they differ (`answer: final_answer`)."""
+    columns: dict[str, str] = field(default_factory=lambda: {"answer": "answer"})
+    """What the grader reads -> the prompt row's column that holds it."""
     ungraded: Literal["keep", "drop"] = "drop"
-    """What becomes of prompts whose row lacks a column that the grader reads."""
+    """What becomes of prompts whose row lacks one of these columns."""
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from tah2.config.strict import ConfigError, plain
 from tah2.data.conversation import Conversation
 from tah2.data.report import BadRow
 from tah2.data.template import Renderer
-from tah2.distill.config import DistillConfig
+from tah2.distill.config import RECORDED, DistillConfig
 from tah2.distill.episode import answer_text, calls_of
 from tah2.distill.prompts import Prompt
 
@@ -99,9 +99,10 @@ class Judge:
         self, prompt: Prompt, answer: Mapping[str, Any], verdict: Verdict | None, tokens: int | None
     ) -> dict[str, Any]:
         sampling = plain(self.config.sampling)
-        recorded = answer["model"] == "recorded"
+        recorded, teacher = answer["model"] == RECORDED, self.config.teacher
+        named = "" if recorded and not teacher.recorded else teacher.name
         found: dict[str, Any] = {
-            "teacher": self.config.teacher.name or answer["model"] or self.config.teacher.asked,
+            "teacher": named or answer["model"] or teacher.asked,
             "source": prompt.source,
             "source_id": prompt.id,
             "prompt": prompt.key,

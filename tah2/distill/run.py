@@ -2,11 +2,12 @@
 
     OUT/answers.jsonl     every answer of the teacher, as it came; the only file that cannot be made again for nothing
     OUT/run.json          what must stay the same while answers are added: teacher and sampling
+    OUT/grades.jsonl      verdicts of the grader, where the recipe asks for them
     OUT/train.jsonl       the training data, in the order of the sources
     OUT/validation.jsonl  the rows held out of it
     OUT/report.json       what became of every prompt
 
-The last three are made anew from the answers by every run, so filters may change; the same command run again asks
+The last three are made anew from these by every run, so filters may change; the same command run again asks
 for what is missing and nothing else.
 """
 
@@ -22,6 +23,7 @@ from tah2.distill.benchmarks import open_benchmarks
 from tah2.distill.book import AnswerBook
 from tah2.distill.config import DistillConfig
 from tah2.distill.decontaminate import ContaminationReport
+from tah2.distill.grading import open_verdicts, ungraded
 from tah2.distill.plan import Taint, make_plan
 from tah2.distill.prompts import Prompt, PromptReader
 from tah2.distill.report import DistillReport
@@ -39,14 +41,15 @@ class Watch:
     def answered(self, tokens: int) -> None:
         """One more, of so many tokens."""
 
-    def assembling(self) -> None:
-        """All that will be answered is."""
+    def stage(self, name: str) -> None:
+        """What is answered is answered; now comes `name`."""
 
 
 def distill(config: DistillConfig, watch: Watch | None = None, teacher: Teacher | None = None) -> DistillReport:
     """Plan, ask, assemble; `teacher` stands in for the one that `config` names."""
     watch = watch or Watch()
     reader = PromptReader(config.sources)
+    verdicts = open_verdicts(config)
     contamination, taint = contamination_of(config)
     plan = make_plan(config, reader, taint)
     if contamination is not None:
@@ -60,8 +63,12 @@ def distill(config: DistillConfig, watch: Watch | None = None, teacher: Teacher 
         errors = ask(
             config, teacher or open_teacher(config.teacher), reader.selected(plan.places), book, watch.answered
         )
-        watch.assembling()
-        return assemble(config, plan, reader, book, lambda prompt, answers: [None] * len(answers), errors)
+        if verdicts is not None:
+            watch.stage("grading")
+            limits = config.sampling.samples, config.filter.min_characters
+            verdicts.grade(reader.selected(plan.places), book, *limits)
+        watch.stage("writing rows")
+        return assemble(config, plan, reader, book, verdicts or ungraded, errors)
 
 
 def contamination_of(config: DistillConfig) -> tuple[ContaminationReport | None, Taint]:
