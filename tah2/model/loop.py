@@ -112,7 +112,8 @@ class LoopSettings:
     lookahead: Tensor | None = None
     """bool `[N]`: tokens that, where they stop, run once more without gradient (the supervised ones in training)."""
     checkpoint: bool = False
-    attention: str = "auto"
+    attention: str | AttentionBackend = "auto"
+    """A backend's name, or a backend (one that watches, for instance)."""
     peers: Peers = field(default_factory=Alone)
 
 

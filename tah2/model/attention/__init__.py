@@ -2,7 +2,8 @@
 
 A backend turns (rule, query entries, key entries) into a plan once per pass; every layer of the pass then
 calls `plan.attend`. Backends: `dense` (the reference), `tiles` (CPU and GPU, with backward, memory linear in
-tokens), `flex` (GPU block masks). The engine brings its own paged plan: blocks take any `Attend` callable.
+tokens), `flex` (GPU block masks); `observe` shows the weights behind any of them. The engine brings its own paged
+plan: blocks take any `Attend` callable.
 """
 
 from __future__ import annotations
@@ -30,8 +31,13 @@ class AttentionBackend(Protocol):
     def plan(self, rule: Rule, query: Entries, key: Entries) -> AttentionPlan: ...
 
 
-def attention_backend(name: str, device: torch.device | str = "cpu") -> AttentionBackend:
-    """A backend by name; "auto" takes tiles on CPU; on CUDA tiles for plain causal passes, FlexAttention else."""
+def attention_backend(name: str | AttentionBackend, device: torch.device | str = "cpu") -> AttentionBackend:
+    """A backend by name; "auto" takes tiles on CPU; on CUDA tiles for plain causal passes, FlexAttention else.
+
+    A backend of the caller's own is taken as it is.
+    """
+    if not isinstance(name, str):
+        return name
     from tah2.model.attention.auto import GpuBackend
     from tah2.model.attention.dense import DenseBackend
     from tah2.model.attention.flex import FlexBackend

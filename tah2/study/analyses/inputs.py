@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_args, get_type_hints
+from typing import Any
 
+from tah2.config.recipe import load_recipe
 from tah2.config.strict import ConfigError, build, read_mapping
 from tah2.data.batches import evaluation_batches
 from tah2.data.config import DataConfig, SourceConfig
 from tah2.data.dataset import load_data
 from tah2.data.packing import PackedBatch
-from tah2.data.procedural import ProceduralConfig, load_procedural, tag_name
+from tah2.data.procedural import TASKS, ProceduralConfig
 from tah2.data.store import TokenStore, load_store
+from tah2.data.tags import tag_name
 from tah2.model.hf import LoopedForCausalLM
 from tah2.model.loop import LoopedDecoder
 
+RECIPES = (".yaml", ".yml")
 CONVERSATIONS = (".jsonl", ".ndjson", ".parquet")
 
 
@@ -25,7 +29,8 @@ class DataChoice:
     """Which documents to analyse."""
 
     data: str
-    """A procedural task, a token store (.npz), or conversations: a JSONL or Parquet file, a folder or a hub id"""
+    """A procedural task, a token store (.npz), a training recipe (.yaml: its validation set), or conversations: a JSONL
+    or Parquet file, a folder or a hub id"""
     samples: int = 200
     """At most so many documents"""
     max_tokens: int = 4096
@@ -62,7 +67,16 @@ class Subject:
         """One printable string per token."""
         if self.tokenizer is None:
             return [f"{token} " for token in ids]
-        return [self.tokenizer.decode([token]) for token in ids]
+        return spoken(self.tokenizer, ids)
+
+
+def spoken(tokenizer: Any, ids: Sequence[int]) -> list[str]:
+    """The text that each token adds behind the one before it, spaces included."""
+    words = []
+    for before, token in zip((None, *ids), ids, strict=False):
+        context = [] if before is None else [before]
+        words.append(tokenizer.decode([*context, token])[len(tokenizer.decode(context)) :])
+    return words
 
 
 def open_subject(model: str | Path, choice: DataChoice, device: str = "cpu") -> Subject:
@@ -89,7 +103,20 @@ def open_checkpoint(model: str | Path, device: str = "cpu") -> LoopedForCausalLM
     is_plain = config.is_file() and read_mapping(config).get("model_type") != "looped"
     if is_plain or Path(model).suffix == ".gguf":
         raise ConfigError(f"{model} is no looped checkpoint; make one with 'tah2 convert {model} OUT'.")
-    return load(model, device=device)
+    with _quiet():
+        return load(model, device=device)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without the bar that transformers draws while it reads weights."""
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.enable_progress_bar()
 
 
 def open_tokenizer(model: str | Path) -> Any:
@@ -104,11 +131,11 @@ def open_tokenizer(model: str | Path) -> Any:
 def open_documents(choice: DataChoice, tokenizer: Any) -> TokenStore:
     """At most `choice.samples` documents; where the data says which are held out, those."""
     path = Path(choice.data)
-    if choice.recipe is not None:
-        return _some(_validation_of(choice.recipe, choice.data, tokenizer), choice)
+    if choice.recipe is not None or path.suffix in RECIPES:
+        recipe = load_recipe(path) if choice.recipe is None else choice.recipe
+        return _some(_validation_of(recipe, choice, tokenizer), choice)
     if choice.data in procedural_tasks():
-        held = {"task": choice.data, "samples": 1, "validation_samples": choice.samples, "seed": choice.seed}
-        return load_procedural(build(ProceduralConfig, held)).validation
+        return _held_out({"task": choice.data, "seed": choice.seed}, choice.samples)
     if path.suffix == ".npz":
         return _some(load_store(path)[0], choice)
     if tokenizer is None:
@@ -127,17 +154,22 @@ def _conversations(choice: DataChoice) -> DataConfig:
     return DataConfig((source,), max_tokens=max(2, choice.max_tokens), validation_samples=0)
 
 
-def _validation_of(recipe: Mapping[str, Any], name: str, tokenizer: Any) -> TokenStore:
-    """The validation set of a training recipe."""
+def _validation_of(recipe: Mapping[str, Any], choice: DataChoice, tokenizer: Any) -> TokenStore:
+    """The validation set of a training recipe; of a procedural task no more than is asked for."""
+    name = choice.data
     if recipe.get("procedural"):
-        data = load_procedural(build(ProceduralConfig, recipe["procedural"], "procedural"))
-    elif recipe.get("data"):
+        return _held_out(recipe["procedural"], choice.samples)
+    if recipe.get("data"):
         if tokenizer is None:
             raise ConfigError(f"{name} trains on conversations, and the checkpoint has no tokenizer to read them with.")
-        data = load_data(build(DataConfig, recipe["data"], "data"), tokenizer)
-    else:
-        raise ConfigError(f"{name} has neither a 'procedural' nor a 'data' section.")
-    return data.validation
+        return load_data(build(DataConfig, recipe["data"], "data"), tokenizer).validation
+    raise ConfigError(f"{name} has neither a 'procedural' nor a 'data' section.")
+
+
+def _held_out(task: Mapping[str, Any], samples: int) -> TokenStore:
+    """So many validation samples of a procedural task; no training data are made."""
+    config = build(ProceduralConfig, task, "procedural")
+    return config.build_task().generate(samples, config.seed, "validation")
 
 
 def _some(store: TokenStore, choice: DataChoice) -> TokenStore:
@@ -146,10 +178,10 @@ def _some(store: TokenStore, choice: DataChoice) -> TokenStore:
 
 
 def procedural_tasks() -> tuple[str, ...]:
-    return get_args(get_type_hints(ProceduralConfig)["task"])
+    return tuple(TASKS)
 
 
-def tag_names(store: TokenStore, name: Callable[[int], str] = tag_name) -> dict[int, str]:
+def tag_names(store: TokenStore) -> dict[int, str]:
     if store.tags is None:
         return {}
-    return {tag: name(tag) for tag in sorted({int(tag) for tag in store.tags[store.mask]})}
+    return {tag: tag_name(tag) for tag in sorted({int(tag) for tag in store.tags[store.mask]})}

@@ -34,7 +34,7 @@ def inline_svg(figure: Any, name: str, title: str, description: str) -> str:
     text = re.sub(r'\bid="', f'id="{name}-', text)
     text = re.sub(r'(url\(#|href="#)', rf"\g<1>{name}-", text)
     text = _COLOURS.sub(lambda found: _VARIABLES[found.group()], text)
-    text = re.sub(r"font-family:[^;\"]*;? ?", "", text)  # the page's own
+    text = re.sub(r"font-family: 'DejaVu Sans'[^;\"]*;? ?", "", text)  # the page's own
     text = re.sub(r"<[^>]*>", lambda tag: re.sub(r"(\d+\.\d{2})\d+", r"\1", tag.group()), text)
     opening = re.match(r"<svg[^>]*>", text)
     assert opening is not None

@@ -1,0 +1,79 @@
+"""The study's stage that analyses every trained model whose variant a figure shows."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from tah2.config.strict import ConfigError
+from tah2.study.analyses.inputs import DataChoice, Subject, open_checkpoint, open_tokenizer, tag_names
+from tah2.study.analyses.run import Ask, analyse
+from tah2.study.layout import Results, UnitResult, load_results
+
+ANALYSES = "analyses"
+SEQUENCES = 100
+"""Validation documents of an attention analysis, as many as the paper's"""
+DOCUMENTS = 400
+"""Validation documents of the other analyses"""
+
+
+def run_analyses(root: str | Path, say: Callable[[str], None] = lambda line: None) -> Path:
+    """Analyse the models of the study at `root`; results that are there already stay. Returns their folder."""
+    root = Path(root)
+    results = load_results(root)
+    for unit, name in wanted(results):
+        path = root / ANALYSES / unit.info.id / f"{name}.json"
+        if path.is_file():
+            continue
+        try:
+            found = analyse_unit(unit, name, path.parent)
+        except (ConfigError, ValueError) as problem:
+            say(f"{unit.info.title}, {name}: {problem}")
+            continue
+        write_json(path, found)
+        say(f"{unit.info.id}: {name}")
+    return root / ANALYSES
+
+
+def wanted(results: Results) -> Iterator[tuple[UnitResult, str]]:
+    """Every unit of the main table with what applies to its loop; attention of the deepest TaH2 alone."""
+    deepest = max(results.kind("tah2"), default=0)
+    for variant in results.group("main"):
+        for unit in results.of(variant):
+            loop, depth = unit.info.loop, unit.info.max_depth
+            if loop == "standard" or not (unit.model_path / "config.json").is_file():
+                continue
+            if loop != "tah2":
+                yield unit, "gains"
+            if loop == "tah2":
+                yield unit, "alignment"
+                yield unit, "depths"
+            if loop == "tah2" and depth == deepest:
+                yield unit, "attention"
+
+
+def analyse_unit(unit: UnitResult, name: str, folder: Path) -> dict[str, Any]:
+    """One analysis of one trained model on its own validation data."""
+    return analyse(name, subject_of(unit, SEQUENCES if name == "attention" else DOCUMENTS), Ask(folder=folder))
+
+
+def subject_of(unit: UnitResult, documents: int) -> Subject:
+    from tah2.study.analyses.inputs import open_documents
+
+    tokenizer = open_tokenizer(unit.model_path)
+    recipe = {name: unit.info.recipe[name] for name in ("procedural", "data") if unit.info.recipe.get(name)}
+    choice = DataChoice("the study's data", samples=documents, max_tokens=16384, recipe=recipe)
+    store = open_documents(choice, tokenizer)
+    decoder = open_checkpoint(unit.model_path).model
+    return Subject(unit.info.id, choice.data, decoder, store, tag_names(store), tokenizer)
+
+
+def write_json(path: Path, value: dict[str, Any]) -> None:
+    """The whole file, or nothing."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_suffix(".part")
+    partial.write_text(json.dumps(value) + "\n", encoding="utf-8")
+    os.replace(partial, path)
