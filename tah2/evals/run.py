@@ -207,10 +207,10 @@ def run_settings(config: EvalConfig, model: ModelFacts, plans: list[TaskPlan]) -
 
 
 @contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Keep a second process from writing into the same run."""
+def locked(folder: Path, what: str = "eval") -> Iterator[None]:
+    """Keep a second process from doing the same in this folder."""
     folder.mkdir(parents=True, exist_ok=True)
-    with (folder / ".lock").open("w") as file:
+    with (folder / f".{what}.lock").open("w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
