@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import aclosing
 from typing import Any
 
 import msgspec
 
 from tah2.config.strict import ConfigError
 from tah2.engine.params import SamplingParams
-from tah2.server.async_engine import AsyncEngine, NotReady
+from tah2.server.async_engine import Ask, AsyncEngine, NotReady, Stream
 from tah2.server.config import WorkerConfig
 from tah2.server.messages import Counters, Delta, ModelFacts
 from tah2.server.routing import Router, RoutingConfig
@@ -33,7 +32,6 @@ class Replicas:
         self.engines = [AsyncEngine(config, on_counters) for _ in range(count)]
         self.router = Router(routing)
         self._restarts = [0] * count
-        self._loads = [0] * count
 
     async def start(self) -> ModelFacts:
         """Load all replicas at once; if one cannot start, none is left behind."""
@@ -50,30 +48,46 @@ class Replicas:
     async def stop(self) -> None:
         await asyncio.gather(*(engine.stop() for engine in self.engines))
 
+    async def submit(self, asks: Sequence[Ask]) -> Stream | Merged:
+        """As `AsyncEngine.submit`; each prompt goes to the replica that the router chooses."""
+        shares: dict[int, list[int]] = {}
+        loads = self._loads()
+        for place, ask in enumerate(asks):
+            at = self.router.choose(loads, ask.prompt, (ask.params.max_depth, ask.params.exit_threshold))
+            loads[at] = (loads[at] or 0) + ask.params.n
+            shares.setdefault(at, []).append(place)
+        if len(shares) == 1:
+            return await self.engines[next(iter(shares))].submit(asks)
+        merged = Merged()
+        try:
+            for at, places in shares.items():
+                merged.add(await self.engines[at].submit([asks[place] for place in places]), places)
+        except BaseException:
+            merged.close()
+            raise
+        return merged
+
     async def generate(
         self, prompt: Sequence[int], params: SamplingParams, *, continue_probs: bool = False
     ) -> AsyncIterator[Delta]:
         """As `AsyncEngine.generate`, on the replica that the router chooses."""
-        at = self._choose(prompt, params)
-        self._loads[at] += params.n
+        stream = await self.submit([Ask(prompt, params, continue_probs)])
         try:
-            async with aclosing(
-                self.engines[at].generate(prompt, params, continue_probs=continue_probs)  # type: ignore[type-var]
-            ) as news:
-                async for delta in news:
-                    yield delta
+            async for _, delta in stream:
+                yield delta
         finally:
-            self._loads[at] -= params.n
+            stream.close()
 
-    def _choose(self, prompt: Sequence[int], params: SamplingParams) -> int:
+    def _loads(self) -> list[int | None]:
+        """Requests in flight, by replica; None where none can be taken. Raises NotReady if nobody takes any."""
         for at, engine in enumerate(self.engines):
             if engine.restarts != self._restarts[at]:
                 self._restarts[at] = engine.restarts
                 self.router.forget(at)
-        loads = [load if engine.ready else None for engine, load in zip(self.engines, self._loads, strict=True)]
+        loads = [engine.in_flight if engine.ready else None for engine in self.engines]
         if all(load is None for load in loads):
             raise NotReady("The model is being loaded; try again shortly.")
-        return self.router.choose(loads, prompt, (params.max_depth, params.exit_threshold))
+        return loads
 
     @property
     def facts(self) -> ModelFacts | None:
@@ -106,3 +120,45 @@ class Replicas:
         """The sums over all replicas."""
         each: list[dict[str, Any]] = [msgspec.structs.asdict(engine.counters) for engine in self.engines]
         return Counters(**{name: sum(row[name] for row in each) for name in each[0]})
+
+
+class Merged:
+    """Streams of several replicas as one; places are those of the prompts in the request."""
+
+    def __init__(self) -> None:
+        self._parts: list[tuple[Stream, list[int]]] = []
+        self._waiting: dict[asyncio.Task[tuple[int, Delta]], tuple[Stream, list[int]]] = {}
+
+    def add(self, stream: Stream, places: list[int]) -> None:
+        self._parts.append((stream, places))
+        self._listen(stream, places)
+
+    def __aiter__(self) -> Merged:
+        return self
+
+    async def __anext__(self) -> tuple[int, Delta]:
+        while self._waiting:
+            done, _ = await asyncio.wait(self._waiting, return_when=asyncio.FIRST_COMPLETED)
+            task = done.pop()
+            stream, places = self._waiting.pop(task)
+            try:
+                place, delta = task.result()
+            except StopAsyncIteration:
+                continue
+            self._listen(stream, places)
+            return places[place], delta
+        raise StopAsyncIteration
+
+    def close(self) -> None:
+        """Abort what still runs; harmless at the end."""
+        for task in self._waiting:
+            task.cancel()
+        for stream, _ in self._parts:
+            stream.close()
+
+    def _listen(self, stream: Stream, places: list[int]) -> None:
+        self._waiting[asyncio.ensure_future(_next(stream))] = (stream, places)
+
+
+async def _next(stream: Stream) -> tuple[int, Delta]:
+    return await anext(stream)

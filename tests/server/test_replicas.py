@@ -14,10 +14,10 @@ import pytest
 from tah2.config.strict import ConfigError
 from tah2.engine.llm import LLM
 from tah2.engine.params import SamplingParams
-from tah2.server.async_engine import NotReady, WorkerDied
+from tah2.server.async_engine import Ask, NotReady, Refusal, WorkerDied
 from tah2.server.config import WorkerConfig
 from tah2.server.messages import Delta
-from tah2.server.replicas import Replicas
+from tah2.server.replicas import Merged, Replicas
 from tah2.server.routing import Router, RoutingConfig
 from tests.server.tiny import save_checkpoint
 
@@ -140,7 +140,57 @@ def test_two_replicas_answer_as_one_engine_does(replicas: Replicas, loop: asynci
     assert min(wrote) > 0
     assert sum(wrote) == sum(map(len, told))
     assert replicas.in_flight == 0
-    assert replicas._loads == [0, 0]
+    assert [engine.in_flight for engine in replicas.engines] == [0, 0]
+
+
+def test_prompts_of_one_request_are_spread_and_keep_their_places(replicas: Replicas, loop: asyncio.Runner):
+    prompts = [[at, at + 1, at + 2] for at in range(6)]
+    params = SamplingParams(temperature=0.7, seed=2, max_tokens=9, n=2)
+
+    async def together() -> dict[tuple[int, int], list[int]]:
+        stream = await replicas.submit([Ask(prompt, params) for prompt in prompts])
+        assert isinstance(stream, Merged)
+        told: dict[tuple[int, int], list[int]] = {}
+        async for place, delta in stream:
+            told.setdefault((place, delta.index), []).extend(delta.tokens)
+        stream.close()
+        return told
+
+    async def alone(place: int) -> dict[tuple[int, int], list[int]]:
+        told: dict[tuple[int, int], list[int]] = {}
+        async for delta in replicas.generate(prompts[place], params):
+            told.setdefault((place, delta.index), []).extend(delta.tokens)
+        return told
+
+    told = loop.run(together())
+    assert told == {key: tokens for place in range(6) for key, tokens in loop.run(alone(place)).items()}
+    assert replicas.in_flight == 0
+
+
+def test_leaving_a_spread_request_ends_all_of_it(replicas: Replicas, loop: asyncio.Runner):
+    params = SamplingParams(temperature=0.0, max_tokens=900, ignore_eos=True)
+
+    async def leave() -> None:
+        stream = await replicas.submit([Ask([at], params) for at in range(4)])
+        await anext(stream)
+        stream.close()
+        assert replicas.in_flight == 0
+        async with asyncio.timeout(20):
+            while replicas.counters.running:
+                await asyncio.sleep(0.01)
+
+    loop.run(leave())
+
+
+def test_one_refused_prompt_refuses_the_whole_request(replicas: Replicas, loop: asyncio.Runner):
+    asks = [Ask([1, 2], SamplingParams(max_tokens=900)), Ask([10_000], SamplingParams()), Ask([3], SamplingParams())]
+
+    async def ask() -> None:
+        await replicas.submit(asks)
+
+    with pytest.raises(Refusal, match="token ids"):
+        loop.run(ask())
+    assert replicas.in_flight == 0
 
 
 def test_a_conversation_stays_where_its_cache_is(replicas: Replicas, loop: asyncio.Runner):
@@ -161,7 +211,7 @@ def test_a_dead_replica_fails_its_requests_and_the_other_goes_on(replicas: Repli
 
     async def scene() -> tuple[list[int | BaseException], list[int]]:
         tasks = [asyncio.create_task(answer(replicas, [at, at, at], params)) for at in (1, 2)]
-        while replicas._loads != [1, 1] or min(engine.counters.running for engine in replicas.engines) < 1:
+        while min(engine.counters.running for engine in replicas.engines) < 1:
             await asyncio.sleep(0.01)
         pid = replicas.pids[0]
         assert pid is not None

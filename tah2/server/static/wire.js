@@ -59,15 +59,20 @@ export function newsOf(chunk) {
     chosen: entries[at]?.token ?? piece,
     continueProbs: choice.continue_probs?.[at] ?? [],
     top: entries[at]?.top ?? [],
-    perDepth: (choice.depth_logprobs?.[at] ?? []).map((entry) => entry.top_logprobs),
+    perDepth: (choice.depth_logprobs?.[at] ?? []).map(withChosen),
   }));
   return { tokens, usage, finish: choice.finish_reason ?? null };
+}
+
+// The most probable tokens, and at their end the chosen one where it is not among them.
+function withChosen({ token, logprob, top_logprobs: top }) {
+  return top.some((entry) => entry.token === token) ? top : [...top, { token, logprob }];
 }
 
 // Token and most probable tokens of every position, from the chat's or the completions' form.
 function entriesOf(logprobs) {
   if (!logprobs) return [];
-  if (logprobs.content) return logprobs.content.map((entry) => ({ token: entry.token, top: entry.top_logprobs }));
+  if (logprobs.content) return logprobs.content.map((entry) => ({ token: entry.token, top: withChosen(entry) }));
   const best = (row) => Object.entries(row ?? {}).map(([token, logprob]) => ({ token, logprob })).sort((a, b) => b.logprob - a.logprob);
   return logprobs.tokens.map((token, at) => ({ token, top: best(logprobs.top_logprobs?.[at]) }));
 }
