@@ -6,6 +6,7 @@ first output token is sampled from the prefill, which is not counted.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 
 import torch
@@ -62,16 +63,16 @@ class DecodeMeter:
         self._position = 0
         self.total = 0
         """FLOPs of every token metered so far."""
-        for depth in prompt_depths:
-            self.prefilled(depth)
+        for depth, count in Counter(prompt_depths).items():
+            self.prefilled(depth, count)
 
-    def prefilled(self, depth: int) -> None:
-        """A token whose keys become visible and whose own cost is not counted."""
+    def prefilled(self, depth: int, count: int = 1) -> None:
+        """Tokens whose keys become visible and whose own cost is not counted."""
         if not 1 <= depth <= self.max_depth:
             raise ValueError(f"A recorded depth must lie between 1 and the ceiling {self.max_depth}, not {depth}.")
-        self._position += 1
+        self._position += count
         for m, keys in enumerate(self._earlier[depth - 1]):
-            self._keys[m] += keys
+            self._keys[m] += keys * count
 
     def token(self, depth: int) -> int:
         """The next token ran `depth` iterations: its FLOPs, which also join `total`."""

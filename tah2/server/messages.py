@@ -81,6 +81,8 @@ class Delta(msgspec.Struct, array_like=True):
     prompt: PromptReport | None = None
     """With the first news of sample 0."""
     ending: Ending | None = None
+    costs: tuple[int, int] | None = None
+    """FLOPs of the sample so far and those of the plain model, where the gate's probabilities were asked for."""
 
 
 class Counters(msgspec.Struct, array_like=True):

@@ -29,6 +29,8 @@ class Tally:
         self.tokens = self.reasoning_tokens = self.passes = 0
         self.flops: int | None = 0
         self.plain_flops: int | None = 0
+        self._running: dict[tuple[str, int], tuple[int, int]] = {}
+        """FLOPs so far of samples that have not ended, where they are known."""
 
     def add(self, delta: Delta, reasoning: bool = False) -> None:
         self.tokens += len(delta.tokens)
@@ -39,8 +41,16 @@ class Tally:
         if delta.ending is not None and self.flops is not None and self.plain_flops is not None:
             self.flops += delta.ending.decode_flops
             self.plain_flops += delta.ending.plain_flops
+            self._running.pop((delta.id, delta.index), None)
+        elif delta.costs is not None:
+            self._running[delta.id, delta.index] = delta.costs
 
     def usage(self, final: bool = True) -> Usage:
+        flops, plain = self.flops, self.plain_flops
+        if not final:
+            known = bool(self._running) and flops is not None and plain is not None
+            flops = (flops or 0) + sum(cost for cost, _ in self._running.values()) if known else None
+            plain = (plain or 0) + sum(cost for _, cost in self._running.values()) if known else None
         return Usage(
             self.prompt_tokens,
             self.tokens,
@@ -48,8 +58,8 @@ class Tally:
             CachedTokens(self.cached_tokens),
             OutputDetails(self.reasoning_tokens),
             round(self.passes / self.tokens, 4) if self.tokens else None,
-            self.flops if final else None,
-            self.plain_flops if final else None,
+            flops,
+            plain,
         )
 
     @property
@@ -146,4 +156,5 @@ def joined(deltas: Sequence[Delta]) -> Delta:
         lists("depth_logprobs"),
         next((delta.prompt for delta in deltas if delta.prompt is not None), None),
         last.ending,
+        last.costs,
     )

@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from tah2.engine.engine import Engine
     from tah2.engine.llm import LLM
     from tah2.engine.outputs import CompletionOutput, Logprob, RequestOutput
+    from tah2.server.costs import Costs
 
 IDLE_SECONDS = 15.0
 """An idle worker looks after its engine this often."""
@@ -79,6 +80,8 @@ class Told:
     """Per sample."""
     letters: list[int] = field(default_factory=list)
     ended: list[bool] = field(default_factory=list)
+    costs: dict[int, Costs] = field(default_factory=dict)
+    """By sample, where they are watched."""
     prompt: bool = False
 
     def __post_init__(self) -> None:
@@ -148,6 +151,7 @@ class Worker:
             delta.depth_logprobs = [[scored(token, row) for row in rows] for token, rows in deep]
         if told.add.continue_probs:
             delta.continue_probs = sample.continue_probs[first:]
+            delta.costs = self._costs(output, index, told).add(delta.depths)
         if index == 0 and not told.prompt:
             told.prompt = True
             delta.prompt = _prompt_report(output)
@@ -156,6 +160,14 @@ class Worker:
             told.ended[index] = True
         told.tokens[index], told.letters[index] = len(sample.token_ids), len(sample.text)
         return delta
+
+    def _costs(self, output: RequestOutput, index: int, told: Told) -> Costs:
+        from tah2.server.costs import Costs
+
+        if index not in told.costs:
+            decoder = self.engine.decoder
+            told.costs[index] = Costs(decoder.backbone, decoder.loop, output.prompt_depths, told.add.params.max_depth)
+        return told.costs[index]
 
     def _ending(self, output: RequestOutput, sample: CompletionOutput) -> Ending:
         from tah2.compute.decode import decode_flops

@@ -24,7 +24,7 @@ class Usage(Struct):
     mean_depth: float | None
     """Iterations per output token."""
     decode_flops: int | None
-    """Exact, of all output tokens but each sample's first; null while running."""
+    """Exact, of all output tokens but each sample's first; null while running unless `return_continue_probs` is set."""
     plain_decode_flops: int | None
     """What the same tokens would have cost at depth 1."""
 

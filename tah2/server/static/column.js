@@ -125,13 +125,13 @@ class Answer {
     this.finish = null;
   }
 
-  // News of one chunk: tokens as { text, depth, ... }, whether they are reasoning, the usage so far.
+  // News of one chunk: tokens as { text, depth, ... }, whether they are reasoning, the usage so far (its FLOPs may be unknown).
   add({ tokens, usage, finish }) {
     const { transcript } = this.column;
     const follows = transcript.scrollHeight - transcript.scrollTop - transcript.clientHeight < NEAR_END;
     for (const token of tokens) this.addToken(token);
     if (tokens.length) this.column.showSpread(this.tokens);
-    this.usage = usage ?? this.usage;
+    if (usage?.decode_flops != null) this.usage = usage;
     this.finish = finish ?? this.finish;
     this.showStats();
     if (follows) this.column.toEnd();
