@@ -5,6 +5,7 @@ A backend (engine or server) answers calls; it knows neither tasks nor records.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -50,7 +51,7 @@ class Conversation:
         self.sample = sample
         self.calls: list[Call] = []
         self._story: dict[str, Any] = {}
-        self._episode: Generator[Any, str, dict[str, Any]] | None = None
+        self._episode: Generator[Any, str | None, dict[str, Any]] | None = None
         self.asked = Asked()
         if sample.multi_turn:
             from tah2.evals.episode import episode
@@ -65,11 +66,19 @@ class Conversation:
             return False
         return self._advance(call.text)
 
+    def refuse(self, reason: str) -> None:
+        """The next call cannot run: no room for a conversation that has grown, an error for anything else."""
+        if self._episode is None or not self.calls:
+            self.calls.append(failed(reason))
+            return
+        self.calls[-1] = dataclasses.replace(self.calls[-1], finish_reason=LENGTH)
+        self._advance(None)
+
     def _advance(self, text: str | None) -> bool:
-        """Let the episode go on to its next call."""
+        """Let the episode begin, or go on to its next call; None in place of an answer: there was no room for one."""
         assert self._episode is not None
         try:
-            ask = next(self._episode) if text is None else self._episode.send(text)
+            ask = self._episode.send(text)
         except StopIteration as end:
             self._story = dict(end.value or {})
             return False

@@ -16,6 +16,9 @@ from tah2.evals.run_plan import EvalConfig, Prompts, Sample
 FINISHED = {"stop": "stop", "tool_calls": "stop", "length": LENGTH}
 """Other words of a server ("content_filter") are errors."""
 
+REFUSED = 400
+"""What servers answer to a prompt that has grown too long, among other mistakes."""
+
 
 class EndpointRun:
     """Generates samples with a server. `prompts` (of a local tokenizer) is optional: with it, plain-text prompts and
@@ -54,10 +57,16 @@ class EndpointRun:
                 await asyncio.gather(*running, return_exceptions=True)
 
     async def _record(self, client: EndpointClient, sample: Sample) -> SampleRecord:
-        conversation = Conversation(sample)
+        """An episode's own work (running tool calls) happens in a thread, so that other requests go on."""
+        conversation = await asyncio.to_thread(Conversation, sample)
         try:
-            while conversation.answer(self._call(await client.answer(self._request(conversation)))):
-                pass
+            while True:
+                answer = await client.answer(self._request(conversation))
+                if answer.status == REFUSED:
+                    await asyncio.to_thread(conversation.refuse, answer.error or "The server refused the request.")
+                    break
+                if not await asyncio.to_thread(conversation.answer, self._call(answer)):
+                    break
         finally:
             conversation.close()
         return conversation.record()

@@ -10,7 +10,7 @@ from tah2.engine.llm import LLM
 from tah2.engine.outputs import RequestOutput
 from tah2.engine.params import SamplingParams
 from tah2.evals.records import ERROR, SampleRecord, depth_counts
-from tah2.evals.run_conversation import Call, Conversation, failed
+from tah2.evals.run_conversation import Call, Conversation
 from tah2.evals.run_plan import Prompts, Sample
 
 
@@ -47,7 +47,7 @@ class EngineRun:
         try:
             self._ask(conversation)
         except ConfigError as error:
-            conversation.answer(failed(str(error)))
+            conversation.refuse(str(error))
             yield conversation.record()
 
     def step(self) -> Iterator[SampleRecord]:
@@ -62,7 +62,7 @@ class EngineRun:
                     self._ask(conversation)
                     continue
             except ConfigError as error:
-                conversation.answer(failed(str(error)))
+                conversation.refuse(str(error))
             yield conversation.record()
 
     @property
@@ -79,10 +79,8 @@ class EngineRun:
         sample, asked = conversation.sample, conversation.asked
         if asked.messages is None:
             ids = self.prompts.ids(sample.problem)
-        elif not self.prompts.chat:
-            raise ConfigError(f"Task {sample.task!r} is a conversation: it needs a model with a chat template.")
         else:
-            ids = self.prompts.of_messages(asked.messages, asked.tools)
+            ids = self.prompts.of_conversation(asked.messages, asked.tools or ())
         self._asked += 1
         name = f"eval-{self._asked}"
         self.llm.engine.add_request(name, ids, self._params(sample))

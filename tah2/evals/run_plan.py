@@ -13,6 +13,8 @@ from tah2.config.strict import ConfigError, plain
 from tah2.evals.records import sample_seed
 from tah2.evals.task import Decoding, LoadedTask, Problem, Task
 
+Messages = Sequence[Mapping[str, Any]]
+
 
 @dataclass(frozen=True)
 class EvalConfig:
@@ -158,17 +160,25 @@ class Prompts:
         return {"chat": self.chat, "template": digest, "template_kwargs": self.template}
 
     def ids(self, problem: Problem) -> list[int]:
-        if self.chat:
-            return self.of_messages(problem.messages)
-        return [int(token) for token in self.tokenizer.encode(problem.text)]
+        return self._templated(problem.messages) if self.chat else self._encoded(problem.text)
 
-    def of_messages(
-        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None = None
-    ) -> list[int]:
-        """A conversation up to the point where the assistant answers."""
+    def of_conversation(self, messages: Messages, tools: Messages) -> list[int]:
+        """A conversation with tools up to the point where the assistant answers; as text where the template knows no
+        tools, and would leave them out without a word."""
+        if self.chat and "tools" in str(self.tokenizer.chat_template):
+            return self._templated(messages, tools)
+        from tah2.evals.episode import as_text
+
+        text = as_text([dict(message) for message in messages], [dict(tool) for tool in tools])
+        return self._templated([{"role": "user", "content": text}]) if self.chat else self._encoded(text)
+
+    def _encoded(self, text: str) -> list[int]:
+        return [int(token) for token in self.tokenizer.encode(text)]
+
+    def _templated(self, messages: Messages, tools: Messages | None = None) -> list[int]:
         ids = self.tokenizer.apply_chat_template(
             [dict(message) for message in messages],
-            tools=None if tools is None else list(tools),
+            tools=None if tools is None else [dict(tool) for tool in tools],
             tokenize=True,
             return_dict=False,
             add_generation_prompt=True,
