@@ -28,6 +28,7 @@ COMMANDS = {
     "sft": Command("tah2.cli.sft", "post-train a model as a recipe says, on a laptop or a cluster"),
     "chat": Command("tah2.cli.chat", "talk to a model in the terminal and see how deep it went for every token"),
     "distill": Command("tah2.cli.distill", "let a teacher answer prompts, and write its answers as training data"),
+    "serve": Command("tah2.cli.serve", "serve a looped checkpoint with OpenAI's API and a page to chat with"),
     "eval": Command("tah2.cli.eval", "generate responses to benchmarks, one record each, resumable"),
     "grade": Command("tah2.cli.grade", "judge the responses of a run and print its scores"),
     "curves": Command("tah2.cli.curves", "compare runs at matched compute: cutoffs, slopes, votes, figures"),

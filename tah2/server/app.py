@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -13,9 +13,10 @@ from starlette.middleware.cors import CORSMiddleware
 from tah2 import __version__
 from tah2.config.strict import ConfigError
 from tah2.server import errors
-from tah2.server.async_engine import AsyncEngine
+from tah2.server.async_engine import AsyncEngine, Front
 from tah2.server.config import ServerConfig, WorkerConfig
 from tah2.server.door import Door
+from tah2.server.messages import Counters
 from tah2.server.metrics import Metrics
 from tah2.server.page import add_page
 from tah2.server.render import Renderer
@@ -27,19 +28,21 @@ from tah2.server.tokens import TokenTable
 ROUTERS: tuple[APIRouter, ...] = (completions.router, models.router, operations.router)
 """Every family of routes; a new one is a module of `tah2.server.routes` and a line here."""
 
+OnCounters = Callable[[Counters, Counters], None]
+
 
 def create_app(
     worker: WorkerConfig,
     config: ServerConfig | None = None,
     *,
-    engine: AsyncEngine | None = None,
+    engine: Callable[[OnCounters], Front] | None = None,
     tokenizer: Any = None,
     routers: Sequence[APIRouter] = ROUTERS,
 ) -> FastAPI:
     """An ASGI application that serves one model; its lifespan starts and stops the worker.
 
-    `engine` replaces the one that `worker` describes (several replicas behind one front, say); it needs `start`,
-    `stop`, `generate`, `ready`, `facts` and `counters` of `AsyncEngine`.
+    `engine` makes another front of engines than the one worker (several replicas, say); it is given the function that
+    hears how their counters grow.
     """
     config = config or ServerConfig()
 
@@ -47,11 +50,11 @@ def create_app(
 
     @asynccontextmanager
     async def life(app: FastAPI) -> AsyncIterator[None]:
-        made = engine or AsyncEngine(worker, metrics.counters)
+        made = AsyncEngine(worker, metrics.counters) if engine is None else engine(metrics.counters)
+        metrics.state = lambda: made.counters
         reading = asyncio.create_task(asyncio.to_thread(load_tokenizer, worker.model, tokenizer))
-        facts = await made.start()
         try:
-            held = await reading
+            facts, held = await made.start(), await reading
             app.state.service = Service(
                 config=config,
                 engine=made,
@@ -64,6 +67,7 @@ def create_app(
             )
             yield
         finally:
+            await asyncio.gather(reading, return_exceptions=True)
             await made.stop()
 
     app = FastAPI(

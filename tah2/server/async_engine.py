@@ -25,7 +25,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 from tah2.config.strict import ConfigError, plain
 from tah2.engine.params import SamplingParams
@@ -76,13 +76,37 @@ class Ask:
     continue_probs: bool = False
 
 
+class Source(Protocol):
+    """A running submission: pairs of a request's place and what a step added."""
+
+    def __aiter__(self) -> Source: ...
+    async def __anext__(self) -> tuple[int, Delta]: ...
+    def close(self) -> None: ...
+
+
+class Front(Protocol):
+    """What a server needs of an engine, be it one worker or several replicas."""
+
+    config: WorkerConfig
+
+    async def start(self) -> ModelFacts: ...
+    async def stop(self) -> None: ...
+    async def submit(self, asks: Sequence[Ask]) -> Source: ...
+    @property
+    def ready(self) -> bool: ...
+    @property
+    def facts(self) -> ModelFacts | None: ...
+    @property
+    def counters(self) -> Counters: ...
+
+
 class AsyncEngine:
+    """One worker and its life."""
+
     def __init__(self, config: WorkerConfig, on_counters: Callable[[Counters, Counters], None] | None = None) -> None:
         self.config = config
-        self.facts: ModelFacts | None = None
-        """Known once a worker has started."""
-        self.counters = Counters()
-        """The newest of the worker."""
+        self._facts: ModelFacts | None = None
+        self._counters = Counters()
         self.restarts = 0
         self.pid: int | None = None
         self._on_counters = on_counters or (lambda old, new: None)
@@ -91,6 +115,16 @@ class AsyncEngine:
         self._streams: dict[str, Stream] = {}
         self._names = itertools.count()
         self._stopping = False
+
+    @property
+    def facts(self) -> ModelFacts | None:
+        """Known once a worker has started."""
+        return self._facts
+
+    @property
+    def counters(self) -> Counters:
+        """The worker's newest."""
+        return self._counters
 
     @property
     def ready(self) -> bool:
@@ -158,7 +192,7 @@ class AsyncEngine:
     async def _launch(self) -> ModelFacts:
         worker = Worker(self.config, self._hear)
         ready = await worker.start()
-        self.facts, self.pid, self.counters = ready.facts, ready.pid, Counters()
+        self._facts, self.pid, self._counters = ready.facts, ready.pid, Counters()
         self._worker = worker
         log.info("worker started", extra={"fields": {"pid": ready.pid, "model": self.config.model}})
         return ready.facts
@@ -171,8 +205,8 @@ class AsyncEngine:
             code = self._worker.reap()
             self._worker = None
             log.error("worker ended", extra={"fields": {"pid": self.pid, "exit_code": code}})
-            self._on_counters(self.counters, Counters())
-            self.counters = Counters()
+            self._on_counters(self._counters, Counters())
+            self._counters = Counters()
             self._fail_all(
                 "The worker that ran this request ended unexpectedly; the server is starting a new one, try again."
             )
@@ -188,8 +222,8 @@ class AsyncEngine:
 
     def _hear(self, report: News | Accepted | Refused) -> None:
         if isinstance(report, News):
-            self._on_counters(self.counters, report.counters)
-            self.counters = report.counters
+            self._on_counters(self._counters, report.counters)
+            self._counters = report.counters
             for delta in report.deltas:
                 if (stream := self._streams.get(delta.id)) is not None:
                     stream.put(delta)

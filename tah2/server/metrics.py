@@ -52,18 +52,19 @@ class Metrics:
         self.prompt_length = self._histogram("request_prompt_tokens", "Tokens of a prompt", LENGTHS)
         self.output_length = self._histogram("request_generation_tokens", "Tokens of an output", LENGTHS)
         self.depth = self._histogram("token_depth", "Iterations spent on an output token", DEPTHS)
-        self._now = Counters()
+        self.state: Callable[[], Counters] = Counters
+        """The engine's counters now; gauges read them."""
         self._depths = self._tokens = self._decoded = self._flops = 0
         self._continued = self._stopped = self._drafted = self._agreed = 0
         gauges: dict[str, tuple[str, Callable[[], float]]] = {
-            "num_requests_running": ("Samples in the engine's passes", lambda: self._now.running),
-            "num_requests_waiting": ("Samples that wait for room", lambda: self._now.waiting),
+            "num_requests_running": ("Samples in the engine's passes", lambda: self.state().running),
+            "num_requests_waiting": ("Samples that wait for room", lambda: self.state().waiting),
             "kv_cache_usage_perc": (
                 "Share of KV slots that requests hold (1 is all of them)",
-                lambda: share(self._now.kv_used, self._now.kv_slots),
+                lambda: share(self.state().kv_used, self.state().kv_slots),
             ),
-            "kv_slots_used": ("KV slots that requests hold", lambda: self._now.kv_used),
-            "kv_slots_cached": ("KV slots that only the prefix cache holds", lambda: self._now.kv_cached),
+            "kv_slots_used": ("KV slots that requests hold", lambda: self.state().kv_used),
+            "kv_slots_cached": ("KV slots that only the prefix cache holds", lambda: self.state().kv_cached),
             "mean_depth": ("Iterations per output token", lambda: share(self._depths, self._tokens)),
             "continue_rate": (
                 "Share of the gate's decisions that continue",
@@ -83,8 +84,7 @@ class Metrics:
         return generate_latest(self.registry)
 
     def counters(self, old: Counters, new: Counters) -> None:
-        """The engine has moved from `old` to `new`; after a worker's death `new` is all zero."""
-        self._now = new
+        """An engine has moved from `old` to `new`; after a worker's death `new` is all zero."""
         grown = {
             "prompt_tokens": new.prompt_tokens - old.prompt_tokens,
             "prefix_cache_queries": new.prompt_tokens - old.prompt_tokens,

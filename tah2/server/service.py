@@ -11,7 +11,7 @@ from typing import Any
 from fastapi import Request
 
 from tah2.engine.params import SamplingParams
-from tah2.server.async_engine import Ask, AsyncEngine, Stream
+from tah2.server.async_engine import Ask, Front, Source
 from tah2.server.config import ServerConfig
 from tah2.server.errors import TOO_LONG, ApiError, invalid
 from tah2.server.messages import Delta, ModelFacts
@@ -41,7 +41,7 @@ class Queue:
 class Run:
     """Requests in the engine, watched by clock and metrics; close it."""
 
-    def __init__(self, stream: Stream, queue: Queue, samples: int, watch: Watch, deadline: float) -> None:
+    def __init__(self, stream: Source, queue: Queue, samples: int, watch: Watch, deadline: float) -> None:
         self.stream, self.queue, self.samples, self.watch, self.deadline = stream, queue, samples, watch, deadline
         self._closed = False
 
@@ -68,7 +68,7 @@ class Run:
 @dataclass
 class Service:
     config: ServerConfig
-    engine: AsyncEngine
+    engine: Front
     tokenizer: Any
     metrics: Metrics
     queue: Queue
