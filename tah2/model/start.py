@@ -49,9 +49,11 @@ class StartConfig:
     text: Path | None = None
     """A text file to calibrate on; a short built-in text by default."""
     seed: int = 0
+    tokens: int = 4096
+    """In training: so many of the run's first tokens are fitted on."""
 
     def __post_init__(self) -> None:
-        if self.steps < 1 or self.batch < 1:
+        if min(self.steps, self.batch, self.tokens) < 1:
             raise ConfigError("The updater's start needs at least one step of at least one token.")
 
 

@@ -8,6 +8,7 @@ letters first, then all letters, then on until letters are copied and looked up 
 from __future__ import annotations
 
 import argparse
+import json
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,10 +19,26 @@ from tah2.config.strict import build, merge
 from tah2.data.pocket import PocketWorld
 from tah2.data.pocket.tokenizer import save_tokenizer
 from tah2.data.tags import COPY, HOP
+from tah2.model.folder import whole_folder
 from tah2.train.config import TrainConfig
 from tah2.train.trainer import train
 
 STEP_LOSS, COPY_LOSS = f"tag/{HOP + 1}/loss", f"tag/{COPY}/loss"
+
+
+WEIGHTS = "model.safetensors"
+CARD = """---
+library_name: transformers
+---
+
+# The pocket base
+
+A small Qwen3-style model that has learned the formats of tah2's pocket world with one look-up per line. Made by
+
+```bash
+python -m tah2.train.pocket_base --seed {seed} --out runs/pocket-base/seed-{seed}
+```
+"""
 
 
 @dataclass(frozen=True)
@@ -39,8 +56,8 @@ class Stage:
 CURRICULUM = (
     Stage(4, {STEP_LOSS: 0.1}),
     Stage(8, {STEP_LOSS: 0.3}),
-    Stage(12, {STEP_LOSS: 0.1}),
-    Stage(12, {STEP_LOSS: 0.002, COPY_LOSS: 0.01}, most_rounds=16),
+    Stage(12, {STEP_LOSS: 0.3}),
+    Stage(12, {STEP_LOSS: 0.002, COPY_LOSS: 0.02}, most_rounds=16),
 )
 
 
@@ -74,13 +91,22 @@ def make_base(recipe: Mapping[str, Any], seed: int, out: Path) -> Path:
         else:
             raise BaseNotLearned(f"{stage.most_rounds} rounds with {stage.letters} letters left {dict(losses)}.")
     assert model is not None
-    final = out / "model"
-    shutil.rmtree(final, ignore_errors=True)
-    shutil.copytree(model, final)
-    world = build(TrainConfig, of_round).procedural
+    return ship(model, recipe, seed, out / "model")
+
+
+def ship(trained: Path, recipe: Mapping[str, Any], seed: int, target: Path) -> Path:
+    """A plain Qwen3 folder with tokenizer: a looped model of one pass has the backbone's own tensor names."""
+    shape = dict(recipe["model"]["shape"])
+    world = build(TrainConfig, {**recipe, "out": str(target)}).procedural
     assert world is not None
-    save_tokenizer(PocketWorld(world.pocket).vocabulary, final)
-    return final
+    with whole_folder(target) as folder:
+        save_tokenizer(PocketWorld(world.pocket).vocabulary, folder)
+        for name in (WEIGHTS, "generation_config.json"):
+            shutil.copyfile(trained / name, folder / name)
+        (folder / "README.md").write_text(CARD.format(seed=seed), encoding="utf-8")
+        config = {"architectures": ["Qwen3ForCausalLM"], "dtype": "float32", **shape}
+        (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    return target
 
 
 def main() -> None:

@@ -29,9 +29,7 @@ from tah2.model.start import fit_updater
 from tah2.train.config import TrainConfig
 from tah2.train.parallel import World
 
-START_TOKENS = 4096
-"""Training tokens on which an updater's start is fitted."""
-START_STEPS = 64
+START_STEPS = 512
 """At most so many global batches are looked through for them."""
 
 Data = DataSet | StreamedData
@@ -154,9 +152,9 @@ def start_reentry(config: TrainConfig, opened: Opened, data: Data, world: World)
 
 
 def start_tokens(config: TrainConfig, decoder: LoopedDecoder, data: Data) -> Tokens:
-    """The first `START_TOKENS` training tokens, whole documents but for the last."""
+    """The first `model.start.tokens` training tokens, whole documents but for the last."""
     parts: list[Tensor] = []
-    room = START_TOKENS
+    room = config.model.start.tokens
     for ids in _documents(config, data):
         parts.append(ids[:room].to(decoder.head_weight.device))
         room -= len(parts[-1])

@@ -135,6 +135,11 @@ def test_families_come_in_equal_shares():
     assert {name: names.count(name) for name in names} == dict.fromkeys(FAMILIES, 10)
 
 
+@pytest.mark.parametrize("count", [0, 1, 3])
+def test_few_problems_leave_families_out(count):
+    assert len(PocketWorld().problems(count, 0)) == count
+
+
 def test_base_steps_once_and_replaced_letters_have_no_loss():
     store = PocketWorld(base=True).generate(200, 0)
     steps = store.tags[store.tags >= HOP] - HOP

@@ -15,7 +15,7 @@ from tah2.cli import main
 from tah2.config.strict import build, merge, plain
 from tah2.train import prepare as prepare_module
 from tah2.train.parallel import World
-from tah2.train.prepare import START_TOKENS, main_first, open_model, split_documents, start_tokens
+from tah2.train.prepare import main_first, open_model, split_documents, start_tokens
 from tah2.train.trainer import Trainer, train
 from tests.data.conftest import chat, tokenizer, write_lines
 from tests.train.runs import RECIPE, SHAPE, config, curve, records, weights
@@ -141,9 +141,10 @@ def test_the_updater_is_fitted_once(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_the_start_is_fitted_on_the_first_training_tokens(tmp_path: Path):
-    trainer = Trainer(config(tmp_path, {"procedural": {"samples": 200}}), World())
+    asked = {"procedural": {"samples": 200}, "model": {"start": {"tokens": 3000}}}
+    trainer = Trainer(config(tmp_path, asked), World())
     tokens = start_tokens(trainer.config, trainer.decoder, trainer.data)
-    assert len(tokens) == START_TOKENS
+    assert len(tokens) == 3000
     step = next(iter(trainer.data.steps(trainer.config.batch)))
     first = split_documents(step.micro_batches[0])[0]
     assert torch.equal(tokens.ids[: len(first)], first)

@@ -142,13 +142,17 @@ class PocketWorld:
         names = self.config.families
         share = np.bincount(np.arange(count) % len(names), minlength=len(names))
         written = [
-            self._written(FAMILIES[name], int(part), random, split, f"{name}-{split}-{seed}")
+            self._written(FAMILIES[name], int(part), random, split, f"{name}-{split}-{seed}") if part else None
             for name, part in zip(names, share, strict=True)
         ]
         order = random.permutation(count)
         offsets = np.concatenate([[0], np.cumsum(share)])
         owner = np.searchsorted(offsets, order, side="right") - 1
-        samples = [written[who].sample(int(at - offsets[who])) for who, at in zip(owner, order, strict=True)]
+        samples = []
+        for who, at in zip(owner, order, strict=True):
+            store = written[who]
+            assert store is not None, "a family without samples has no index"
+            samples.append(store.sample(int(at - offsets[who])))
         return TokenStore.of(samples)
 
     def problems(self, count: int, seed: int, split: Split = "test") -> list[PocketProblem]:
