@@ -80,7 +80,10 @@ class DataConfig:
     """Tokens with a loss: all assistant turns, the last assistant message alone, or everything."""
     max_tokens: int = 16384
     """Samples whose prompt and response together exceed this are left out and counted."""
+    validation_sources: tuple[SourceConfig, ...] = ()
+    """Validation samples in files of their own, read whole; then none are held out of `sources`."""
     validation_samples: int = 1000
+    """Held out of `sources` at random."""
     validation_fraction_cap: float = 0.1
     """The held-out set takes at most this fraction of a small data set."""
     seed: int = 0
@@ -104,6 +107,8 @@ class DataConfig:
             raise ConfigError(
                 "Give every data source a 'weight' or none: without weights each row comes once an epoch."
             )
+        if any(source.weight is not None for source in self.validation_sources):
+            raise ConfigError("'validation_sources' are read whole: give them a 'limit' instead of a 'weight'.")
         if self.streaming and len(self.sources) > 1 and not weighted:
             raise ConfigError("A streamed mixture needs a 'weight' for every source, as its sizes are not known.")
         if self.max_tokens < 2:

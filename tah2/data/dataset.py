@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -145,9 +145,12 @@ def load_data(config: DataConfig, tokenizer: Any) -> DataSet:
     key = cache_key(config, renderer, sources)
     path = None if config.cache_dir is None else config.cache_dir / f"tokens-{key[:32]}.npz"
     store, report = _cached(path) or _read_all(config, renderer, sources, path)
+    own = load_validation(config, tokenizer)
+    report.validation = None if own is None else own.report
     return DataSet.of(
         store,
         report=report,
+        validation=None if own is None else own.store,
         validation_samples=config.validation_samples,
         validation_fraction_cap=config.validation_fraction_cap,
         seed=config.seed,
@@ -155,6 +158,14 @@ def load_data(config: DataConfig, tokenizer: Any) -> DataSet:
         sources=len(config.sources),
         key=key,
     )
+
+
+def load_validation(config: DataConfig, tokenizer: Any) -> DataSet | None:
+    """The validation set that has sources of its own, all of it in `store`."""
+    if not config.validation_sources:
+        return None
+    own = replace(config, sources=config.validation_sources, validation_sources=(), validation_samples=0)
+    return load_data(replace(own, streaming=False), tokenizer)
 
 
 def cache_key(config: DataConfig, renderer: Renderer, sources: list[Source]) -> str:

@@ -53,6 +53,8 @@ class DataReport:
     bad_rows: list[str] = field(default_factory=list)
     """The first bad rows: `file:line: reason`."""
     validation_samples: int = 0
+    validation: DataReport | None = None
+    """Of the validation set, where it has sources of its own; not part of `total`."""
 
     @property
     def total(self) -> Counts:
@@ -75,7 +77,7 @@ class DataReport:
             f"{total.read:,} rows read from {len(self.sources)} source(s), {total.kept:,} kept "
             f"({total.tokens:,} tokens, {total.supervised_tokens:,} of them with a loss)"
         ]
-        if self.validation_samples:
+        if self.validation_samples and self.validation is None:
             parts[0] += f", {self.validation_samples:,} of these held out for validation"
         if total.too_long:
             parts.append(f"{total.too_long:,} were longer than allowed")
@@ -93,6 +95,8 @@ class DataReport:
             parts.append(f"{total.trimmed_rows:,} rows ended in messages that nobody answers, which were cut off")
         if total.control_token_rows:
             parts.append(f"{total.control_token_rows:,} rows spell control tokens in their text")
+        if self.validation is not None:
+            parts.append(f"For validation: {self.validation.describe().rstrip('.')}")
         return ". ".join(parts) + "."
 
     def to_dict(self) -> dict[str, Any]:
@@ -101,4 +105,11 @@ class DataReport:
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> DataReport:
         sources = {label: Counts(**counts) for label, counts in data["sources"].items()}
-        return cls(sources, dict(data["reasons"]), list(data["bad_rows"]), int(data["validation_samples"]))
+        validation = data.get("validation")
+        return cls(
+            sources,
+            dict(data["reasons"]),
+            list(data["bad_rows"]),
+            int(data["validation_samples"]),
+            None if validation is None else cls.from_dict(validation),
+        )

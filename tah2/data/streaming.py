@@ -20,7 +20,7 @@ from tah2.config.strict import ConfigError
 from tah2.data.batches import Rank, Step, evaluation_batches, step_of
 from tah2.data.budget import DataSize
 from tah2.data.config import BatchConfig, DataConfig
-from tah2.data.dataset import Reader, make_renderer, refuse_empty
+from tah2.data.dataset import DataSet, Reader, load_validation, make_renderer, refuse_empty
 from tah2.data.order import BUFFER, MIXTURE, LoaderState, mixed_hash
 from tah2.data.packing import PackedBatch
 from tah2.data.report import DataError, DataReport
@@ -84,12 +84,16 @@ def _take(held: list[Drawn], noise: NDArray[np.uint64]) -> Drawn:
 class StreamedData:
     """The streamed twin of `DataSet`: `steps`, `validation_batches`, `size` and a report that grows."""
 
-    def __init__(self, config: DataConfig, renderer: Renderer, sources: Sequence[Source]) -> None:
+    def __init__(
+        self, config: DataConfig, renderer: Renderer, sources: Sequence[Source], validation: DataSet | None = None
+    ) -> None:
         self.config = config
         self.sources = list(sources)
         self.reader = Reader(config, renderer)
         self.held_out: set[tuple[int, int]] = set()
-        self.validation = self._draw_validation()
+        self.validation = self._draw_validation() if validation is None else validation.store
+        if validation is not None:
+            self.report.validation, self.report.validation_samples = validation.report, len(validation.store)
         key = [renderer.fingerprint(), repr(config.sources), config.seed, config.max_tokens, config.shuffle_buffer]
         self.fingerprint = hashlib.sha256(repr([*key, len(self.validation)]).encode()).hexdigest()[:16]
 
@@ -165,4 +169,5 @@ class StreamedData:
 def stream_data(config: DataConfig, tokenizer: Any) -> StreamedData:
     """Open the sources of `config` for streaming and draw the validation set."""
     renderer = make_renderer(config, tokenizer)
-    return StreamedData(config, renderer, [open_source(source, streaming=True) for source in config.sources])
+    sources = [open_source(source, streaming=True) for source in config.sources]
+    return StreamedData(config, renderer, sources, load_validation(config, tokenizer))

@@ -1,5 +1,6 @@
 import json
 import sys
+from dataclasses import replace
 from itertools import islice
 
 import numpy as np
@@ -12,6 +13,7 @@ from tah2.data.config import BatchConfig, DataConfig, SourceConfig
 from tah2.data.dataset import load_data
 from tah2.data.report import DataError, DataReport
 from tah2.data.sources import open_source
+from tah2.data.streaming import stream_data
 
 from . import conftest
 from .conftest import REAL_DATA, chat, write_lines
@@ -243,3 +245,25 @@ def test_real_files_are_read_completely(name, kept, tokenizer, tmp_path):
     assert (total.read, total.kept, total.bad) == (kept, kept, 0)
     sample = data.store.sample(0)
     assert tokenizer.decode(sample.ids[sample.mask]).endswith("<|im_end|>")
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_validation_may_have_files_of_its_own(tmp_path, tokenizer, streaming):
+    held_out = write_lines(tmp_path / "validation.jsonl", [*rows(3, "v"), {"x": 1}])
+    training = write_lines(tmp_path / "train.jsonl", rows(5))
+    chosen = config(training, validation_sources=(SourceConfig(path=str(held_out)),), validation_samples=2)
+    open_data = stream_data if streaming else load_data
+    data = open_data(replace(chosen, streaming=streaming), tokenizer)
+    assert set(data.validation.names) == {"v0", "v1", "v2"}
+    names = {name for step in islice(data.steps(BatchConfig(5)), 1) for b in step.micro_batches for name in b.samples}
+    assert names == {f"r{i}" for i in range(5)}
+    assert data.report.validation.total.bad == 1
+    told = data.report.describe()
+    assert "For validation: 4 rows read" in told
+    assert "held out" not in told
+    assert DataReport.from_dict(json.loads(json.dumps(data.report.to_dict()))) == data.report
+
+
+def test_validation_files_have_no_weight():
+    with pytest.raises(ConfigError, match="'limit' instead of a 'weight'"):
+        DataConfig((SourceConfig(path="a"),), validation_sources=(SourceConfig(path="b", weight=1.0),))
