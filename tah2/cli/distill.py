@@ -52,4 +52,4 @@ def main(argv: list[str]) -> int:
         report = distill(config, watch)
     print("\n".join(report.lines()))
     print(f"{config.out}: train.jsonl, validation.jsonl, report.json")
-    return 1 if report.unanswered else 0
+    return 1 if report.missing_answers else 0

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from tah2.config.strict import ConfigError
 from tah2.distill.book import AnswerBook
 from tah2.distill.config import RECORDED, DistillConfig
 from tah2.distill.episode import Episode, uses_results
@@ -16,7 +17,17 @@ from tah2.evals.endpoint import Answer, EndpointRequest
 from tah2.evals.records import sample_seed
 
 REFUSALS = frozenset({400, 413, 422})
-"""Statuses that the same request will meet again: recorded, so that nobody asks anew."""
+"""Statuses that mean this request, not this moment: a prompt too long, a field that the server does not know."""
+HOPELESS = 16
+"""So many refusals before the first answer mean that the requests themselves are wrong."""
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why a prompt has no answer, or not all of its samples. Nothing of it is written down: the next run asks again."""
+
+    reason: str
+    refused: bool
 
 
 @dataclass(eq=False)
@@ -39,7 +50,7 @@ class Asked:
         self.model = answer.model
         self.episode.feed(answer.choices[0])
 
-    def record(self, refused: str | None = None) -> dict[str, Any]:
+    def record(self) -> dict[str, Any]:
         """The line of the book; it says nothing that a repetition of the run would not say again."""
         episode = self.episode
         return {
@@ -52,7 +63,6 @@ class Asked:
             "replayed": episode.replayed,
             "prompt_tokens": self.prompt_tokens,
             "completion_tokens": self.completion_tokens,
-            "refused": refused,
         }
 
 
@@ -103,27 +113,28 @@ class RequestQueue:
 
 def ask(
     config: DistillConfig, teacher: Teacher, prompts: Iterable[Prompt], book: AnswerBook, done: Callable[[int], None]
-) -> dict[str, str]:
-    """Ask for what `book` lacks; returns the errors of prompts that stay unanswered, by key.
+) -> dict[str, Failure]:
+    """Ask for what `book` lacks; returns what went wrong, by the prompt's key.
 
     `done` is called with the number of response tokens after every answer that is written down.
     """
-    queue, errors = RequestQueue(config, teacher, prompts, book, done), dict[str, str]()
+    queue, failures = RequestQueue(config, teacher, prompts, book, done), dict[str, Failure]()
+    answered = 0
     for asked, answer in teacher.answers(queue):
-        key = asked.episode.prompt.key
-        if answer.error is not None and answer.status in REFUSALS:
-            book.append(asked.record(refused=answer.error))
-        elif answer.error is not None:
-            errors[key] = answer.error
+        if answer.error is not None:
+            refused = answer.status in REFUSALS
+            failures[asked.episode.prompt.key] = Failure(answer.error, refused)
+            if refused and not answered and len(failures) >= HOPELESS:
+                raise ConfigError(f"Nothing but refusals so far: {answer.error}.")
             continue
-        else:
-            asked.take(answer)
-            if asked.episode.running:
-                queue.going_on.append(asked)
-                continue
-            book.append(asked.record())
+        answered += 1
+        asked.take(answer)
+        if asked.episode.running:
+            queue.going_on.append(asked)
+            continue
+        book.append(asked.record())
         done(asked.completion_tokens or 0)
-    return errors
+    return failures
 
 
 def recorded_answer(prompt: Prompt) -> dict[str, Any]:
@@ -138,7 +149,6 @@ def recorded_answer(prompt: Prompt) -> dict[str, Any]:
         "replayed": 0,
         "prompt_tokens": None,
         "completion_tokens": None,
-        "refused": None,
     }
 
 

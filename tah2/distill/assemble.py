@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from tah2.config.strict import plain
+from tah2.distill.asking import Failure
 from tah2.distill.book import AnswerBook
 from tah2.distill.config import DistillConfig
 from tah2.distill.judging import Judge, Rejected, Verdict
 from tah2.distill.plan import Plan
 from tah2.distill.prompts import Prompt, PromptReader
-from tah2.distill.report import UNANSWERED, DistillReport
+from tah2.distill.report import REFUSED, UNANSWERED, DistillReport
 
 TRAIN, VALIDATION, REPORT = "train.jsonl", "validation.jsonl", "report.json"
 MOST_HELD_OUT = 0.1
@@ -27,14 +28,19 @@ Grader = Callable[[Prompt, Sequence[Mapping[str, Any]]], list[Verdict | None]]
 
 
 def assemble(
-    config: DistillConfig, plan: Plan, reader: PromptReader, book: AnswerBook, grade: Grader, errors: Mapping[str, str]
+    config: DistillConfig,
+    plan: Plan,
+    reader: PromptReader,
+    book: AnswerBook,
+    grade: Grader,
+    failures: Mapping[str, Failure],
 ) -> DistillReport:
-    """Write the three files, each whole or not at all; `errors` say why prompts have no answer."""
+    """Write the three files, each whole or not at all; `failures` say why answers are missing."""
     report, judge = plan.report, Judge(config)
     owners: list[str] = []
     with replaced(config.out / "rows.jsonl") as everything:
         for prompt in reader.selected(plan.places):
-            for values, tokens in _rows(config, prompt, judge, book, grade, errors, report):
+            for values, tokens in _rows(config, prompt, judge, book, grade, failures, report):
                 everything.write(_line(values))
                 owners.append(prompt.key)
                 report.tokens += tokens or 0
@@ -54,13 +60,16 @@ def _rows(
     judge: Judge,
     book: AnswerBook,
     grade: Grader,
-    errors: Mapping[str, str],
+    failures: Mapping[str, Failure],
     report: DistillReport,
 ) -> Iterator[tuple[dict[str, Any], int | None]]:
     """The rows of one prompt; why it has none goes into the report."""
     answers = [answer for sample in range(config.sampling.samples) if (answer := book.read((prompt.key, sample)))]
+    failure = failures.get(prompt.key)
+    report.missing_answers += failure is not None and not failure.refused
     if not answers:
-        report.drop(UNANSWERED, prompt.where, errors.get(prompt.key, ""))
+        reason = REFUSED if failure is not None and failure.refused else UNANSWERED
+        report.drop(reason, prompt.where, "" if failure is None else failure.reason)
         return
     try:
         rows = judge.rows(prompt, answers, grade(prompt, answers))

@@ -60,7 +60,7 @@ class TeacherConfig:
 
 @dataclass(frozen=True)
 class SamplingConfig:
-    """How the teacher draws its responses; the paper's settings. `extra` goes to a server as it stands."""
+    """How the teacher draws its responses; the paper's settings."""
 
     temperature: float = 0.6
     top_p: float = 0.95
@@ -74,6 +74,7 @@ class SamplingConfig:
     template_arguments: dict[str, Any] = field(default_factory=dict)
     """Further variables of the teacher's chat template, such as `enable_thinking`."""
     extra: dict[str, Any] = field(default_factory=dict)
+    """Further fields of every request; null takes a field away."""
 
     def __post_init__(self) -> None:
         if self.samples < 1 or self.max_tokens < 1:

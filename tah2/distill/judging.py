@@ -126,8 +126,6 @@ class Judge:
 
 def check_answer(answer: Mapping[str, Any], min_characters: int) -> None:
     """Refuse what no student should learn from, before any tokenizer or grader looks at it."""
-    if answer["refused"]:
-        raise Rejected("refused by the teacher", answer["refused"])
     if answer["finish_reason"] == "length":
         raise Rejected("truncated", f"after {answer['completion_tokens']} tokens")
     if answer["finish_reason"] not in FINISHED:

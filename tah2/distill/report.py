@@ -8,8 +8,7 @@ from typing import Any
 
 SHOWN = 5
 
-UNANSWERED = "not answered yet"
-"""The reason of prompts that another run of the same command asks again."""
+UNANSWERED, REFUSED = "not answered yet", "refused by the teacher"
 
 
 @dataclass
@@ -28,6 +27,8 @@ class DistillReport:
     """Of all rows; 0 where nobody counted them."""
     uncounted: int = 0
     """Rows whose length nobody knows."""
+    missing_answers: int = 0
+    """Prompts with answers that another run of the same command may still get."""
     contamination: dict[str, Any] = field(default_factory=dict)
 
     def drop(self, reason: str, where: str, detail: str = "") -> None:
@@ -35,10 +36,6 @@ class DistillReport:
         shown = self.examples.setdefault(reason, [])
         if len(shown) < SHOWN:
             shown.append(f"{where}: {detail}" if detail else where)
-
-    @property
-    def unanswered(self) -> int:
-        return self.dropped[UNANSWERED]
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -49,6 +46,7 @@ class DistillReport:
             },
             "rows": self.rows,
             "tokens": self.tokens,
+            "prompts_with_missing_answers": self.missing_answers,
             "rows_of_unknown_length": self.uncounted,
             "contamination": self.contamination,
         }
@@ -66,6 +64,8 @@ class DistillReport:
         if self.rows:
             written = ", ".join(f"{count:,} rows in {name}" for name, count in self.rows.items())
             found.append(f"{written}; {self.tokens:,} tokens" if self.tokens else written)
+        if self.missing_answers:
+            found.append(f"{self.missing_answers:,} prompts lack answers: run the command again to ask for them")
         if self.uncounted:
             found.append(f"{self.uncounted:,} rows have an unknown length: name the student's 'filter.tokenizer'")
         return found

@@ -60,7 +60,7 @@ def distill(config: DistillConfig, watch: Watch | None = None, teacher: Teacher 
     keep_identity(config)
     with AnswerBook(config.out / ANSWERS) as book:
         watch.planned(plan.report, len(plan.places) * config.sampling.samples, len(book))
-        errors = ask(
+        failures = ask(
             config, teacher or open_teacher(config.teacher), reader.selected(plan.places), book, watch.answered
         )
         if verdicts is not None:
@@ -68,7 +68,7 @@ def distill(config: DistillConfig, watch: Watch | None = None, teacher: Teacher 
             limits = config.sampling.samples, config.filter.min_characters
             verdicts.grade(reader.selected(plan.places), book, *limits)
         watch.stage("writing rows")
-        return assemble(config, plan, reader, book, verdicts or ungraded, errors)
+        return assemble(config, plan, reader, book, verdicts or ungraded, failures)
 
 
 def contamination_of(config: DistillConfig) -> tuple[ContaminationReport | None, Taint]:

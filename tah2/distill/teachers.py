@@ -134,15 +134,19 @@ def open_teacher(config: TeacherConfig) -> Teacher:
 
 
 def drawn(sampling: SamplingConfig, seed: int) -> dict[str, Any]:
-    """The options of a request, by the names that servers and `SamplingParams` share; `extra` has the last word."""
-    return {
+    """The options of a request, by the names that servers and `SamplingParams` share; `extra` has the last word.
+
+    OpenAI's own API knows neither `top_k` nor `min_p`: at 0, which turns them off, they are not sent.
+    """
+    options = {
         "temperature": sampling.temperature,
         "top_p": sampling.top_p,
-        "top_k": sampling.top_k,
-        "min_p": sampling.min_p,
+        "top_k": sampling.top_k or None,
+        "min_p": sampling.min_p or None,
         "max_tokens": sampling.max_tokens,
         "seed": seed,
-    } | sampling.extra
+    }
+    return {name: value for name, value in (options | sampling.extra).items() if value is not None}
 
 
 def over_the_wire(messages: Sequence[Message]) -> list[dict[str, Any]]:

@@ -33,7 +33,7 @@ def local(tmp_path: Path, student: Path, rows: list[Any], **changes: Any) -> Any
 def test_the_local_engine_answers_as_it_answers_alone(tmp_path: Path, student: Path):
     report = distill(local(tmp_path, student, ROWS, filter={"tokenizer": ""}))
     answers = [json.loads(line) for line in (tmp_path / "out" / "answers.jsonl").read_bytes().splitlines()]
-    assert report.unanswered == 0
+    assert report.missing_answers == 0
     assert len(answers) == 6
     alone = LLM(student, kv_slots=2048, kernels="off")
     by_seed = {answer["seeds"][0]: answer for answer in answers}
@@ -62,7 +62,7 @@ def plan_keys(tmp_path: Path) -> list[str]:
 def test_prompts_that_the_engine_refuses_are_dropped_alone(tmp_path: Path, student: Path):
     report = distill(local(tmp_path, student, [*ROWS, question("long " * 300)]))
     assert report.dropped["refused by the teacher"] == 1
-    assert report.unanswered == 0
+    assert report.missing_answers == 0
 
 
 def test_lengths_are_those_that_training_counts_and_the_rows_load(tmp_path: Path, student: Path, tokenizer):

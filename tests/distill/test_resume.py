@@ -75,12 +75,11 @@ def test_a_torn_last_line_is_asked_again(tmp_path: Path, keep: float):
     assert len(book.read_bytes().splitlines()) == 8
 
 
-def test_errors_are_asked_again_by_the_next_run_and_refusals_are_not(tmp_path: Path):
+def test_what_failed_is_asked_again_by_the_next_run(tmp_path: Path):
     def script(body: dict[str, Any], tried: int) -> Reply | None:
         text = body["messages"][0]["content"]
-        return (
-            Reply(503) if text == "question 2" and not healed.is_set() else Reply(422) if text == "question 3" else None
-        )
+        faults = {} if healed.is_set() else {"question 2": Reply(503), "question 3": Reply(422)}
+        return faults.get(text)
 
     healed = threading.Event()
     with FakeServer(script) as server:
@@ -89,10 +88,37 @@ def test_errors_are_asked_again_by_the_next_run_and_refusals_are_not(tmp_path: P
         healed.set()
         server.seen.clear()
         second = distill(setup)
-    assert (first.unanswered, dict(first.dropped)) == (1, {"not answered yet": 1, "refused by the teacher": 1})
-    assert dict(second.dropped) == {"refused by the teacher": 1}
-    assert [body["messages"][0]["content"] for body in server.seen] == ["question 2"]
-    assert [row["id"] for row in rows_of(setup.out)] == [f"question-{i}" for i in (0, 1, 2, 4, 5)]
+    assert (first.missing_answers, dict(first.dropped)) == (1, {"not answered yet": 1, "refused by the teacher": 1})
+    assert (second.missing_answers, second.dropped.total()) == (0, 0)
+    assert {body["messages"][0]["content"] for body in server.seen} == {"question 2", "question 3"}
+    assert [row["id"] for row in rows_of(setup.out)] == [f"question-{i}" for i in range(6)]
+
+
+def test_a_sample_that_is_missing_is_said_and_asked_for_again(tmp_path: Path):
+    with FakeServer(lambda body, tried: Reply(503) if len(server.seen) == 1 else None) as server:
+        changes = {"sampling": {"samples": 2}, "teacher": {"endpoint": {"retries": 0, "in_flight": 1}}}
+        setup = config(tmp_path, ROWS[:1], server.url, **changes)
+        first, second = distill(setup), distill(setup)
+    assert (first.kept.total(), first.missing_answers) == (1, 1)
+    assert (second.kept.total(), second.missing_answers) == (1, 0)
+    assert len(server.seen) == 3
+
+
+def test_requests_that_the_server_refuses_throughout_stop_the_run(tmp_path: Path):
+    with FakeServer(lambda body, tried: Reply(400, {"error": {"message": "unknown field top_k"}})) as server:
+        with pytest.raises(ConfigError, match=r"Nothing but refusals so far: .*unknown field top_k"):
+            distill(config(tmp_path, ROWS, server.url))
+        assert len(server.seen) < 30
+        server.script = lambda body, tried: None
+        assert distill(config(tmp_path, ROWS, server.url)).kept.total() == len(ROWS)
+
+
+def test_options_that_are_off_are_not_sent(tmp_path: Path):
+    with FakeServer() as server:
+        distill(config(tmp_path, ROWS[:1], server.url, sampling={"top_k": 0, "extra": {"seed": None, "logprobs": 1}}))
+    (body,) = server.seen
+    assert not {"top_k", "min_p", "seed"} & set(body)
+    assert body["logprobs"] == 1
 
 
 def test_exit_code_1_says_that_answers_are_missing(tmp_path: Path):
