@@ -8,7 +8,8 @@ counting down, and filler words that nobody can predict.
     <bos> c>F a>c ... ? chase n2 a        (a leads to c, and c has the value F)
     so n2 a F then n1 f B # B <eos>
 
-The *base* task is written alike, but every line takes one look-up (`a c`): the skill that post-training deepens.
+The *base* task writes every look-up down (`so n2 a c F then n1 f B`): after a small letter comes what the table says of
+it. Post-training asks for the value at once.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -59,7 +60,7 @@ class PocketConfig:
     """No value is further away than this many look-ups."""
     replace: float = 0.5
     """Base only: chance that the letter of a line is a random one (without a loss), so that a step reads its own
-    token; a quarter of those are capitals, which are their own value."""
+    token."""
 
     def __post_init__(self) -> None:
         for name in self.families:
@@ -87,7 +88,9 @@ class PocketProblem:
     gold_ids: tuple[int, ...]
     """One right response; filler words may be others."""
     hops: tuple[int, ...]
-    """Look-ups of each line."""
+    """Look-ups that each value token takes: those of each line, but in the base, where it is 1 every time."""
+    places: tuple[int, ...]
+    """Where in the response the value tokens stand."""
 
 
 @dataclass(frozen=True)
@@ -97,7 +100,7 @@ class PocketVerdict:
     exact: bool
     """Every token is right (a filler may be any filler)."""
     steps_right: int
-    """Lines whose value is right, before the first that is wrong."""
+    """Value tokens before the first that is wrong."""
 
 
 @dataclass(frozen=True)
@@ -119,6 +122,15 @@ class _Draw:
 
     def select(self, rows: Ids) -> _Draw:
         return _Draw(*(getattr(self, name)[rows] for name in self.__dataclass_fields__))
+
+
+class _Columns(NamedTuple):
+    """Part of what is written, `[count, columns]` each."""
+
+    ids: Ids
+    tags: Ids
+    used: NDArray[np.bool_]
+    loss: NDArray[np.bool_]
 
 
 class PocketWorld:
@@ -163,9 +175,11 @@ class PocketWorld:
             sample = store.sample(index)
             assert sample.tags is not None
             begin = int((sample.tags != tags.PROMPT).argmax())
-            hops = tuple(int(tag) - tags.HOP for tag in sample.tags if tag >= tags.HOP)
+            places = np.flatnonzero(sample.tags >= tags.HOP)
+            hops = tuple((sample.tags[places] - tags.HOP).tolist())
             prompt, gold = tuple(sample.ids[:begin].tolist()), tuple(sample.ids[begin:].tolist())
-            problems.append(PocketProblem(sample.name, sample.name.partition("-")[0], prompt, gold, hops))
+            family = sample.name.partition("-")[0]
+            problems.append(PocketProblem(sample.name, family, prompt, gold, hops, tuple((places - begin).tolist())))
         return problems
 
     def verify(self, problem: PocketProblem, response: Sequence[int]) -> PocketVerdict:
@@ -173,9 +187,7 @@ class PocketWorld:
         family, gold = FAMILIES[problem.family], list(problem.gold_ids)
         given = [int(token) for token in response]
         given = given[: given.index(EOS) + 1] if EOS in given else given
-        width = len(family.line)
-        step, lines = family.line.index(STEP), len(problem.hops)
-        right = [given[width * i + step : width * i + step + 1] == [gold[width * i + step]] for i in range(lines)]
+        right = [given[place : place + 1] == [gold[place]] for place in problem.places]
         exact = len(given) == len(gold) and all(map(self._same, given, gold))
         correct = exact
         if family.chained:
@@ -220,50 +232,78 @@ class PocketWorld:
 
     def _write(self, family: Family, draw: _Draw, random: np.random.Generator, name: str) -> TokenStore:
         """Prompts and lines as one rectangle of ids and tags, of which a mask says what is used."""
-        voc, config = self.vocabulary, self.config
-        count, most, width = len(draw.amount), config.max_lines, len(family.line)
-        parts = np.empty((count, most, width), np.int64)
-        kinds = np.tile([PART_TAGS[part] for part in family.line], (count, most, 1))
-        loss = np.ones((count, most, width), bool)
-        letter, fixed = draw.start[:, 0], np.zeros(count, bool)
-        target, capital = letter, fixed
+        count, most = len(draw.amount), self.config.max_lines
+        prompt, prompt_used = self._prompt(family, draw, random)
+        rectangle = [_Columns(prompt, np.full_like(prompt, tags.PROMPT), prompt_used, np.zeros_like(prompt, bool))]
+        letter = last = draw.start[:, 0]
         for line in range(most):
             if not family.chained:
                 letter = draw.start[:, line]
-            place, is_value, replaced = self._place(letter, random)
-            target, capital, hops = self._look_up(draw, place, is_value)
-            columns = {
-                FILLER: voc.filler + random.integers(0, len(FILLERS), count),
-                COUNT: voc.count(np.maximum(draw.amount - line, 1)),
-                PLACE: voc.symbol(place, is_value),
-                STEP: voc.symbol(target, capital),
-                SEMICOLON: np.full(count, words.SEMICOLON),
-                COMMA: np.full(count, words.COMMA),
-            }
-            parts[:, line] = np.stack([columns[part] for part in family.line], 1)
-            kinds[:, line, family.line.index(STEP)] += hops
-            loss[:, line, family.line.index(PLACE)] = ~replaced
-            letter = target
-        used = np.arange(most * width) < draw.amount[:, None] * width
-        prompt, prompt_used = self._prompt(family, draw, random)
-        trace, kind = parts.reshape(count, -1), kinds.reshape(count, -1)
-        end, end_tags = np.full((count, 1), EOS), np.full((count, 1), tags.END)
+            written, value = self._line(family, draw, line, letter, random)
+            rectangle.append(written)
+            last = np.where(line < draw.amount, value, last)
+            letter = value
+        end, kinds = np.full((count, 1), EOS), np.full((count, 1), tags.END)
         if family.chained:
-            last = trace[np.arange(count), (draw.amount - 1) * width + family.line.index(STEP)]
-            end = np.stack([np.full(count, HASH), last, np.full(count, EOS)], 1)
-            end_tags = np.tile([tags.MARK, tags.ANSWER, tags.END], (count, 1))
-        ids = np.concatenate([prompt, trace, end], 1)
-        all_tags = np.concatenate([np.full_like(prompt, tags.PROMPT), kind, end_tags], 1)
-        supervised = np.concatenate([np.zeros_like(prompt, bool), loss.reshape(count, -1), np.ones_like(end, bool)], 1)
-        mask = np.concatenate([prompt_used, used, np.ones_like(end, bool)], 1)
+            value_ids = self.vocabulary.symbol(last, True)
+            end = np.stack([np.full(count, HASH), value_ids, np.full(count, EOS)], 1)
+            kinds = np.tile([tags.MARK, tags.ANSWER, tags.END], (count, 1))
+        rectangle.append(_Columns(end, kinds, np.ones_like(end, bool), np.ones_like(end, bool)))
+        ids, kinds, used, loss = (np.concatenate(parts, 1) for parts in zip(*rectangle, strict=True))
         return TokenStore(
-            ids=ids[mask].astype(np.int32),
-            mask=supervised[mask],
-            starts=np.concatenate([[0], np.cumsum(mask.sum(1))]),
+            ids=ids[used].astype(np.int32),
+            mask=loss[used],
+            starts=np.concatenate([[0], np.cumsum(used.sum(1))]),
             names=tuple(f"{name}-{index}" for index in range(count)),
             source=np.zeros(count, np.int16),
-            tags=all_tags[mask].astype(np.int16),
+            tags=kinds[used].astype(np.int16),
         )
+
+    def _line(
+        self, family: Family, draw: _Draw, line: int, letter: Ids, random: np.random.Generator
+    ) -> tuple[_Columns, Ids]:
+        """Line number `line` of every problem, from `letter` `[count]` on, and the letters of the values found."""
+        voc, count = self.vocabulary, len(letter)
+        replaced = (random.random(count) < self.config.replace) & self.base
+        place = np.where(replaced, random.integers(0, self.config.used, count), letter)
+        steps, kinds, taken, value = self._steps(draw, place)
+        columns = {
+            FILLER: voc.filler + random.integers(0, len(FILLERS), count),
+            COUNT: voc.count(np.maximum(draw.amount - line, 1)),
+            PLACE: voc.symbol(place),
+            SEMICOLON: np.full(count, words.SEMICOLON),
+            COMMA: np.full(count, words.COMMA),
+        }
+        on = line < draw.amount[:, None]
+        parts = [
+            _Columns(steps, kinds, taken & on, np.ones_like(taken))
+            if part == STEP
+            else _Columns(
+                columns[part][:, None],
+                np.full((count, 1), PART_TAGS[part]),
+                on,
+                ~replaced[:, None] if part == PLACE else np.ones((count, 1), bool),
+            )
+            for part in family.line
+        ]
+        return _Columns(*(np.concatenate(arrays, 1) for arrays in zip(*parts, strict=True))), value
+
+    def _steps(self, draw: _Draw, place: Ids) -> tuple[Ids, Ids, NDArray[np.bool_], Ids]:
+        """From `place` to its value: ids and tags `[count, steps]`, which of them are written, and the value's letter.
+
+        The base writes every look-up, else the value alone is written.
+        """
+        rows, hops = np.arange(len(place)), draw.hops[np.arange(len(place)), place]
+        ids, target, capital = [], place, np.zeros(len(place), bool)
+        for done in range(self.config.max_hops):
+            on = done < hops
+            capital = np.where(on, draw.ends[rows, target], capital)
+            target = np.where(on, draw.f[rows, target], target)
+            ids.append(self.vocabulary.symbol(target, capital))
+        if not self.base:
+            return ids[-1][:, None], tags.HOP + hops[:, None], np.ones((len(place), 1), bool), target
+        written = np.arange(self.config.max_hops) < hops[:, None]
+        return np.stack(ids, 1), np.full_like(written, tags.HOP + 1, dtype=np.int64), written, target
 
     def _prompt(self, family: Family, draw: _Draw, random: np.random.Generator) -> tuple[Ids, NDArray[np.bool_]]:
         """`<bos> table [arguments] ? family lines [start]`, and which of its places are used."""
@@ -284,24 +324,6 @@ class PocketWorld:
         mask = np.ones_like(prompt, bool)
         mask[:, 1 + used : 1 + used + most] = left > 0
         return prompt, mask
-
-    def _place(self, letter: Ids, random: np.random.Generator) -> tuple[Ids, NDArray[np.bool_], NDArray[np.bool_]]:
-        """The letter of a line, whether it is a capital, and whether it was replaced by a random one."""
-        count = len(letter)
-        replaced = (random.random(count) < self.config.replace) & self.base
-        capital = replaced & (random.random(count) < 0.25)
-        return np.where(replaced, random.integers(0, self.config.used, count), letter), capital, replaced
-
-    def _look_up(self, draw: _Draw, place: Ids, is_value: NDArray[np.bool_]) -> tuple[Ids, NDArray[np.bool_], Ids]:
-        """Where a line ends, whether that is a capital, and after how many look-ups; a value stays where it is."""
-        rows = np.arange(len(place))
-        hops = np.where(is_value, 0, 1 if self.base else draw.hops[rows, place])
-        target, capital = place, is_value.copy()
-        for done in range(int(hops.max(initial=0))):
-            on = done < hops
-            capital = np.where(on, draw.ends[rows, target], capital)
-            target = np.where(on, draw.f[rows, target], target)
-        return target, capital, hops
 
 
 def _hops(f: Ids, ends: NDArray[np.bool_], most: int) -> Ids:
