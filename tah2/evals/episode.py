@@ -8,8 +8,6 @@ said in it. The checker does the same once more.
 from __future__ import annotations
 
 import ast
-import atexit
-import functools
 import json
 import keyword
 import re
@@ -17,7 +15,7 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from tah2.evals.graders.grading import GRADERS, grader_of, sandbox_for
+from tah2.evals.graders.grading import grader_of, sandbox_for
 from tah2.evals.graders.responses import END_OF_THINKING
 from tah2.evals.sandbox import Sandbox
 from tah2.evals.task import Problem, Task
@@ -72,14 +70,6 @@ class Story:
         return {"turns": self.turns, "ending": self.ending, "answers": self.answers}
 
 
-@functools.cache
-def back_ends(grader: str) -> Sandbox:
-    """The simulated back ends of a grader's tasks: one worker for all episodes of this process, to its end."""
-    sandbox = sandbox_for(GRADERS[grader])
-    atexit.register(sandbox.close)
-    return sandbox
-
-
 def play(task: Task, problem: Problem, respond: Respond) -> dict[str, Any]:
     """One episode, with answers from `respond`; returns what a sample record keeps in `extra`."""
     playing = episode(task, problem)
@@ -98,7 +88,7 @@ def episode(task: Task, problem: Problem) -> Playing:
 
     None in place of an answer says that there is no room for one.
     """
-    sandbox = back_ends(grader_of(task).name)
+    sandbox = sandbox_for(grader_of(task).name)
     story = Story()
     offered, later = functions_of(problem.data)
     for turn, said in enumerate(problem.data["question"]):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -17,6 +19,7 @@ from tah2.evals.sandbox import Sandbox
 from tah2.evals.task import Grade, Problem, Task
 
 GRADERS: dict[str, Grader] = {}
+MOST_WORKERS = 64
 EACH = "tah2.evals.graders.inside.each:run"
 
 Item = tuple[Problem, Response]
@@ -75,16 +78,24 @@ def grade_many(task: Task, items: Sequence[Item], workers: int = 1, on_grade: On
         else:
             asked.append((place, request))
     batches = [asked[start : start + grader.batch] for start in range(0, len(asked), grader.batch)]
-    with sandbox_for(grader, min(workers, len(batches))) as sandbox, ThreadPoolExecutor(workers) as pool:
+    sandbox = sandbox_for(grader.name)
+    with ThreadPoolExecutor(min(workers, MOST_WORKERS)) as pool:
         for settled in pool.map(lambda batch: list(_judged(grader, sandbox, items, batch)), batches):
             for place, verdict in settled:
                 settle(place, verdict)
     return [grades[place] for place in range(len(items))]
 
 
-def sandbox_for(grader: Grader, workers: int = 1) -> Sandbox:
-    """Workers that hold the grader's libraries; the first complaint about a missing one comes from here."""
-    return Sandbox(workers, [*grader.preload, EACH.split(":")[0]], grader.path())
+@functools.cache
+def sandbox_for(grader: str) -> Sandbox:
+    """Workers that hold the grader's libraries, kept to the end of this process; as many run as are used at once.
+
+    The first complaint about a missing library comes from here.
+    """
+    found = GRADERS[grader]
+    sandbox = Sandbox(MOST_WORKERS, [*found.preload, EACH.split(":")[0]], found.path())
+    atexit.register(sandbox.close)
+    return sandbox
 
 
 def _judged(

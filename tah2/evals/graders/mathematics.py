@@ -10,8 +10,8 @@ from tah2.evals.graders.responses import after_thinking, clean_gold, last_boxed,
 from tah2.evals.sandbox import Limits
 from tah2.evals.task import Grade, Problem
 
-SECONDS = 12
-"""Of one comparison: two parses and one verification, each of which gives up after 5 seconds."""
+SECONDS = 8
+"""Of processor time for what does not stop by itself; parses and verification give up after 5 seconds each."""
 TAIL = 20_000
 """Characters of a response that are searched for an answer, counted from its end."""
 
@@ -40,8 +40,9 @@ def verdict(problem: Problem, reply: Any) -> Grade:
 
 
 def limits(requests: Sequence[Request]) -> Limits:
-    seconds = SECONDS * len(requests)
-    return Limits(wall_seconds=seconds, cpu_seconds=seconds, memory_mb=1024, processes=8)
+    """A batch that one response holds up is judged again one by one, so it need not wait for long."""
+    seconds = SECONDS + len(requests) // 2
+    return Limits(wall_seconds=4 * seconds, cpu_seconds=seconds, memory_mb=1024, processes=8)
 
 
 MATH = Grader(

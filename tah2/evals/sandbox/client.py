@@ -117,7 +117,7 @@ START = (
 
 
 class Sandbox:
-    """`workers` zygotes behind one thread-safe `call`. Use it as a context manager.
+    """Up to `workers` zygotes behind one thread-safe `call`, started when needed. Use it as a context manager.
 
     Raises SandboxError where the machine cannot keep a program from the network and from other files, unless
     `allow_unsandboxed` (or the environment variable TAH2_ALLOW_UNSANDBOXED=1) accepts that.
@@ -138,7 +138,7 @@ class Sandbox:
                 f"user namespaces, or accept the risk with {ALLOW_VARIABLE}=1."
             )
         self._workers = [Worker(preload, path, report["sandboxed"]) for _ in range(workers)]
-        self._free: queue.SimpleQueue[Worker] = queue.SimpleQueue()
+        self._free: queue.LifoQueue[Worker] = queue.LifoQueue()
         for worker in self._workers:
             self._free.put(worker)
 

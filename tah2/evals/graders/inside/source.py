@@ -25,7 +25,8 @@ def function_source(response: str, name: str, prompt: str = "") -> str:
         return parsable_part(text)
     if not prompt:
         return blocks[-1] if blocks else text
-    return prompt + (blocks[-1] if blocks else text.split("\n```", 1)[0])
+    continued = prompt + text.split("\n```", 1)[0]
+    return prompt + blocks[-1] if blocks and not parses(continued) else continued
 
 
 def whole_program(response: str) -> str:
