@@ -133,7 +133,7 @@ class Browser:
     def centre(self, selector: str, at: int = 0) -> tuple[float, float]:
         found = self.evaluate(
             f"(() => {{ const node = document.querySelectorAll({json.dumps(selector)})[{at}];"
-            " node.scrollIntoView({block: 'nearest'}); const box = node.getClientRects()[0];"
+            " node.scrollIntoView({block: 'center'}); const box = node.getClientRects()[0];"
             " return [box.left + box.width / 2, box.top + box.height / 2]; })()"
         )
         return float(found[0]), float(found[1])

@@ -13,6 +13,7 @@ export class Inspector {
     panel.addEventListener("pointerenter", () => clearTimeout(this.timer));
     panel.addEventListener("pointerleave", () => this.hideSoon());
     document.addEventListener("keydown", (event) => event.key === "Escape" && this.hide());
+    document.addEventListener("scroll", () => this.place(), { capture: true, passive: true });
   }
 
   // Tokens inside `container` show themselves on hover and focus; arrow keys go from one to the next.
@@ -23,7 +24,6 @@ export class Inspector {
     container.addEventListener("focusin", (event) => token(event) && this.show(token(event)));
     container.addEventListener("focusout", () => this.hide());
     container.addEventListener("keydown", (event) => token(event) && this.move(event, token(event)));
-    container.addEventListener("scroll", () => this.hide());
   }
 
   add(span, facts) {
@@ -60,10 +60,13 @@ export class Inspector {
     this.shown = span;
     span.classList.add("shown");
     span.setAttribute("aria-describedby", this.panel.id);
-    this.place(span.getClientRects()[0] ?? span.getBoundingClientRect());
+    this.place();
   }
 
-  place(box) {
+  // Beside the token, wherever it has moved to.
+  place() {
+    if (!this.shown) return;
+    const box = this.shown.getClientRects()[0] ?? this.shown.getBoundingClientRect();
     const { width, height } = this.panel.getBoundingClientRect();
     const below = box.bottom + 8 + height < innerHeight || box.top < height + 8;
     this.panel.style.left = `${Math.max(8, Math.min(box.left, innerWidth - width - 8))}px`;
