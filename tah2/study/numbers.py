@@ -268,3 +268,17 @@ def votes(units: Sequence[UnitResult]) -> Votes | None:
     by_unit = np.array([curve[:shortest] for curve in curves])
     each = float(np.mean(costs))
     return Votes(by_unit.mean(0), each * np.arange(1, shortest + 1, dtype=np.float64), by_unit)
+
+
+def same_seeds(results: Results, variant: str, reference: str) -> tuple[Runs, Runs] | None:
+    """The responses of two variants from the pairs of seeds that both have; None where they share none."""
+    mine, theirs = (
+        {(unit.info.base_seed, unit.info.seed): unit for unit in results.of(name) if unit.grades}
+        for name in (variant, reference)
+    )
+    shared = sorted(mine.keys() & theirs.keys())
+    if not shared:
+        return None
+    first = runs_of_units([mine[seeds] for seeds in shared], results.cutoffs)
+    second = runs_of_units([theirs[seeds] for seeds in shared], results.cutoffs)
+    return first, second

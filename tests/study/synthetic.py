@@ -12,8 +12,11 @@ import numpy as np
 
 from tah2.evals.records import SampleRecord
 from tah2.study.analyses.alignment import alignment
+from tah2.study.analyses.attention import Attention, representative
+from tah2.study.analyses.depths import depths
 from tah2.study.analyses.gains import gains
 from tah2.study.analyses.measure import TokenTable
+from tah2.study.analyses.run import MAPS
 from tah2.study.layout import GradeRow, UnitInfo
 
 TASKS = ("arithmetic", "chase", "copying", "expressions", "iteration")
@@ -203,6 +206,20 @@ def _write_analyses(folder: Path, made: Made, random: np.random.Generator) -> No
         _write(folder / "gains.json", gains(table).to_json())
     else:
         _write(folder / "alignment.json", alignment(table, 0.5).to_json())
+        names = {1: "filler", 2: "rule", 101: "hop 1", 102: "hop 2", 103: "hop 3"}
+        _write(folder / "depths.json", depths(table, lambda ids: [f"w{token} " for token in ids], names).to_json())
+        if made.max_depth == 8:
+            _write_attention(folder, made.max_depth, random)
+
+
+def _write_attention(folder: Path, depth: int, random: np.random.Generator) -> None:
+    layers, heads, size = 4, 2, 24
+    mean = random.dirichlet(np.linspace(2, 0.5, depth), (layers, heads))
+    causal = np.tril(random.exponential(0.02, (3, depth, size, size)))
+    causal[:, :, 5] = np.nan
+    found = Attention(depth, depth, 100, mean, mean / 5, representative(mean), causal)
+    _write(folder / "attention.json", found.to_json())
+    np.savez_compressed(folder / MAPS, maps=causal.astype(np.float32))
 
 
 def _runtime(variants: tuple[Made, ...]) -> list[dict[str, Any]]:

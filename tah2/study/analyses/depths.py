@@ -5,6 +5,7 @@ A token wears the depth of the position that it was drawn from: the passes that 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -83,7 +84,7 @@ def depths(table: TokenTable, words: Words, names: Mapping[int, str] | None = No
         shares=_shares(table.executed, table.depths),
         by_class={
             name: _class_depth(table.executed[classes == name], table.depths)
-            for name in sorted(set(classes), key=lambda name: -int((classes == name).sum()))
+            for name in _in_order(classes.tolist(), names)
         },
         by_place=_by_place(table.executed, documents),
         maps=tuple(
@@ -91,6 +92,13 @@ def depths(table: TokenTable, words: Words, names: Mapping[int, str] | None = No
             for i, rows in enumerate(documents[:maps])
         ),
     )
+
+
+def _in_order(classes: Sequence[str], names: Mapping[int, str] | None) -> list[str]:
+    """The classes that occur: in the order of their tags, or the most frequent first."""
+    if names:
+        return [name for _, name in sorted(names.items()) if name in set(classes)]
+    return [name for name, _ in Counter(classes).most_common()]
 
 
 def _class_depth(executed: NDArray[np.int64], ceiling: int) -> ClassDepth:

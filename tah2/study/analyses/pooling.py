@@ -60,3 +60,15 @@ def _weights(tokens: Sequence[int]) -> np.ndarray[Any, np.dtype[np.float64]]:
 
 def _mean(values: Sequence[float], weights: np.ndarray[Any, np.dtype[np.float64]]) -> float:
     return float(np.asarray(values, dtype=np.float64) @ weights)
+
+
+def pooled_classes(parts: Sequence[Json]) -> dict[str, dict[str, Any]]:
+    """`Depths.by_class` of several models of one ceiling (as JSON)."""
+    pooled: dict[str, dict[str, Any]] = {}
+    for name in dict.fromkeys(name for part in parts for name in part["by_class"]):
+        found = [part["by_class"][name] for part in parts if name in part["by_class"]]
+        weights = _weights([each["tokens"] for each in found])
+        shares = np.asarray([each["shares"] for each in found]).T @ weights
+        mean = _mean([each["mean"] for each in found], weights)
+        pooled[name] = {"tokens": sum(each["tokens"] for each in found), "mean": mean, "shares": shares.tolist()}
+    return pooled

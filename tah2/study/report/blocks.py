@@ -58,6 +58,8 @@ class Raw:
     """HTML that is made and escaped elsewhere."""
 
     markup: str
+    table: Table | None = None
+    """A table inside it, to be written as CSV too"""
 
     def html(self) -> str:
         return self.markup
@@ -72,14 +74,17 @@ class Table:
     """The heads; the first is that of the row heads"""
     rows: tuple[Row, ...]
     notes: str = ""
+    worded: bool = False
+    """Its cells are words, not numbers"""
 
     def html(self) -> str:
         head = "".join(f'<th scope="col">{escape(column)}</th>' for column in self.columns)
         body = "".join(_row(row) for row in self.rows)
+        worded = ' class="words"' if self.worded else ""
         notes = f'<p class="notes">{escape(self.notes)}</p>' if self.notes else ""
         return (
             f'<div class="table" id="{self.name}"><div class="wide" tabindex="0" role="region" '
-            f'aria-label="{escape(self.caption.split(".")[0], quote=True)}"><table>'
+            f'aria-label="{escape(self.caption.split(".")[0], quote=True)}"><table{worded}>'
             f"<caption>{escape(self.caption)}</caption><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
             f"{notes}</div>"
         )

@@ -48,7 +48,8 @@ thead th{border-bottom:1.5px solid var(--soft);font-weight:600;vertical-align:bo
 tbody tr:last-child>*{border-bottom:1.5px solid var(--soft)}
 tr.rule>*{border-top:1px solid var(--line)}
 tr.marked>*{background:var(--mark)}
-td.words,.words td{text-align:left;white-space:normal;min-width:12rem}
+.words :is(th,td){text-align:left;white-space:normal;vertical-align:top}
+.words td{min-width:6rem}.words th{min-width:9rem}
 small{color:var(--soft);font-size:.82em}
 td small{display:block;white-space:nowrap}
 .swatch{display:inline-block;width:.65em;height:.65em;border-radius:50%;margin-right:.45em}

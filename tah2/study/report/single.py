@@ -21,6 +21,7 @@ from tah2.study.report.draw.tokens import draw_alignment, draw_gains
 from tah2.study.report.style import styled
 from tah2.study.report.svg import save_figure
 
+RESPONSES = "depth-maps"
 Found = Mapping[str, Any]
 Maps = NDArray[np.float32] | None
 Drawn = tuple[str, str, str, Any]
@@ -42,6 +43,8 @@ def write_analysis(name: str, found: Found, maps: Maps, out: Path) -> Path:
     with styled():
         for file, title, caption, drawing in DRAWINGS[name](found, maps):
             save_figure(drawing, out, file)
+            if file == RESPONSES:
+                continue  # the page shows them as text
             blocks.append(Figure(f"figure-{file}", title, caption, f"{title}. {caption}", drawing))
         if name == "depths":
             blocks = [*_responses(found), *blocks]
@@ -74,7 +77,7 @@ def _draw_alignment(found: Found, maps: Maps) -> Iterator[Drawn]:
 def _draw_depths(found: Found, maps: Maps) -> Iterator[Drawn]:
     if found["maps"]:
         words = "Responses, every token on the shade of the iterations that its prediction took."
-        yield "depth-maps", "Depth token by token", words, draw_depth_maps(found["maps"], found["ceiling"])
+        yield RESPONSES, "Depth token by token", words, draw_depth_maps(found["maps"], found["ceiling"])
     words = "Share of the tokens of each kind that stop after so many iterations, and their mean depth."
     yield "depths", "Depth by kind of token", words, draw_by_class(found["by_class"], found["ceiling"])
 

@@ -112,7 +112,7 @@ RC: dict[str, Any] = {
     "legend.columnspacing": 1.4,
     "svg.fonttype": "none",
     "svg.hashsalt": "tah2",
-    "pdf.fonttype": 42,
+    "pdf.fonttype": 3,
 }
 
 

@@ -18,16 +18,37 @@ _UNDATED = {"Date": None, "Creator": "tah2"}
 def save_figure(figure: Any, folder: Path, name: str) -> None:
     """`folder`/`name`.png, .pdf and .svg on white paper."""
     folder.mkdir(parents=True, exist_ok=True)
-    for suffix in ("png", "pdf", "svg"):
-        metadata = {"png": {"Software": None}, "pdf": {"CreationDate": None}, "svg": _UNDATED}[suffix]
-        figure.savefig(folder / f"{name}.{suffix}", dpi=200, facecolor=PAPER, metadata=metadata)
+    settle(figure)
+    figure.savefig(folder / f"{name}.png", dpi=160, facecolor=PAPER, metadata={"Software": None})
+    figure.savefig(folder / f"{name}.pdf", facecolor=PAPER, metadata={"CreationDate": None})
+    text = _svg(figure)
+    opening = text.index("<svg")
+    behind = text.index(">", opening) + 1
+    paper = f'<rect width="100%" height="100%" fill="{PAPER}"/>'
+    (folder / f"{name}.svg").write_text(text[:behind] + paper + text[behind:], encoding="utf-8")
+
+
+def _svg(figure: Any) -> str:
+    """The figure as SVG on nothing, drawn once."""
+    if not hasattr(figure, "_tah2_svg"):
+        buffer = io.StringIO()
+        settle(figure)
+        figure.savefig(buffer, format="svg", metadata=_UNDATED)
+        figure._tah2_svg = buffer.getvalue()
+    text: str = figure._tah2_svg
+    return text
+
+
+def settle(figure: Any) -> None:
+    """Lay the figure out once; whatever is saved afterwards has this layout."""
+    if figure.get_layout_engine() is not None:
+        figure.draw_without_rendering()
+        figure.set_layout_engine("none")
 
 
 def inline_svg(figure: Any, name: str, title: str, description: str) -> str:
     """The figure as an SVG element that follows the page's colours; `name` keeps its ids apart from other figures'."""
-    buffer = io.StringIO()
-    figure.savefig(buffer, format="svg", metadata=_UNDATED)
-    text = buffer.getvalue()
+    text = _svg(figure)
     text = text[text.index("<svg") :]
     text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.S)
     text = re.sub(r"<style[^>]*>.*?</style>", "", text, flags=re.S)

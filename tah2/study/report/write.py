@@ -8,8 +8,8 @@ from pathlib import Path
 
 from tah2.config.strict import ConfigError
 from tah2.study.report import page
-from tah2.study.report.blocks import Block, Figure, Missing, Section, Table
-from tah2.study.report.sections import scaling, tokens
+from tah2.study.report.blocks import Block, Figure, Missing, Raw, Section, Table
+from tah2.study.report.sections import account, choices, further, inside, scaling, serving, tokens
 from tah2.study.report.style import styled
 from tah2.study.report.svg import save_figure
 from tah2.study.report.view import View, open_view
@@ -17,11 +17,25 @@ from tah2.study.report.view import View, open_view
 REPORT, PAGE, FIGURES, TABLES = "report", "index.html", "figures", "tables"
 
 SECTIONS: tuple[tuple[str, Callable[[View], Section]], ...] = (
+    ("What holds", account.claims),
     ("Scaling at a glance", scaling.teaser),
     ("Does every token gain from looping?", tokens.gain_distribution),
     ("Accuracy of all variants", scaling.main_table),
     ("Depth and compute", scaling.depth_and_compute),
+    ("Runtime efficiency", serving.runtime),
+    ("Additional sizes", choices.sizes),
+    ("Design choices", choices.design),
+    ("What is ours, removed one at a time", choices.removed),
     ("Does the decider know?", tokens.decider_alignment),
+    ("Training FLOPs", further.training_flops),
+    ("Inference ceilings other than the training one", further.ceilings),
+    ("Validation loss during post-training", further.validation_curves),
+    ("Every family of problems", further.families),
+    ("Majority votes", further.votes),
+    ("Depth token by token", inside.depth_maps),
+    ("Attention across iterations", inside.cross_attention),
+    ("Every run", account.all_runs),
+    ("How it was made", account.how_made),
 )
 """In the order of the paper."""
 
@@ -64,3 +78,5 @@ def _save(block: Block, out: Path) -> None:
             block.numbers.write_csv(out / TABLES)
     elif isinstance(block, Table):
         block.write_csv(out / TABLES)
+    elif isinstance(block, Raw) and block.table is not None:
+        block.table.write_csv(out / TABLES)

@@ -10,7 +10,11 @@ from numpy.typing import NDArray
 
 from tah2.study.report.style import DEPTHS, INK, colour, new_figure
 
-ROLE_TITLES = {"first": "mostly first iteration", "later": "mostly later iterations", "both": "all iterations"}
+ROLE_TITLES = {
+    "first": "most on the first iteration",
+    "later": "most on later iterations",
+    "both": "most evenly on all",
+}
 FLOOR = 1e-4
 """Weights below this look alike"""
 
@@ -66,7 +70,9 @@ def draw_maps(heads: Sequence[Mapping[str, Any]], maps: NDArray[np.float64], wid
     """Columns are heads, rows key depths; all share a logarithmic scale, grey where no query ran."""
     from matplotlib.colors import LogNorm
 
-    depths = maps.shape[1]
+    reached = np.flatnonzero(np.isfinite(maps).any((0, 1, 3)))
+    size = max(8, int(reached[-1]) + 1) if len(reached) else 8
+    maps, depths = maps[..., :size, :size], maps.shape[1]
     known = maps[np.isfinite(maps) & (maps > 0)]
     top = float(known.max()) if len(known) else 1.0
     figure, grid = new_figure(

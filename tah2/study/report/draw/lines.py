@@ -25,6 +25,10 @@ class Series:
     fit: tuple[float, float] | None = None
     """(slope, intercept) of a line on log2 x"""
 
+    @property
+    def points(self) -> tuple[list[float], list[float]]:
+        return np.asarray(self.x, float).tolist(), np.asarray(self.y, float).tolist()
+
 
 @dataclass(frozen=True)
 class Panel:

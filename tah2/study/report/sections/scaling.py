@@ -25,7 +25,7 @@ def no_responses() -> Missing:
 def _teaser_figure(view: View, shown: list[str]) -> Figure:
     compute = Panel(
         "(a) Test-time scaling",
-        [_scaling(view, variant, fitted=True) for variant in shown],
+        [scaling_series(view, variant, fitted=True) for variant in shown],
         "decoding FLOPs per response (millions)",
         "accuracy (%)",
         log2=True,
@@ -63,7 +63,7 @@ def _steeper(view: View, steeper: list[str]) -> str:
     return f"{listed(steeper)} {'gains' if len(steeper) == 1 else 'gain'} accuracy faster per doubling than {name}."
 
 
-def _scaling(view: View, variant: str, fitted: bool = False, task: str | None = None) -> Series:
+def scaling_series(view: View, variant: str, fitted: bool = False, task: str | None = None) -> Series:
     runs = _runs(view, variant, task)
     low, high = np.percentile(runs.draws[0], [2.5, 97.5], axis=0)
     fit = None
@@ -302,7 +302,7 @@ def _loss_figure(view: View, panel: Panel) -> Figure:
 def _compute_figure(view: View, main: list[str]) -> Figure:
     panel = Panel(
         "",
-        [_scaling(view, variant) for variant in main],
+        [scaling_series(view, variant) for variant in main],
         "decoding FLOPs per response (millions)",
         "accuracy (%)",
         log2=True,
