@@ -12,7 +12,7 @@ from msgspec import UNSET
 from tah2.engine.params import SamplingParams, StructuredOutputsParams
 from tah2.server.async_engine import Ask
 from tah2.server.chat import check_depths
-from tah2.server.constraints import schema_of
+from tah2.server.constraints import schema_of, spaced
 from tah2.server.errors import invalid
 from tah2.server.messages import Delta, PromptReport, Scored
 from tah2.server.protocol.answers import Completion, CompletionChoice, CompletionLogprobs
@@ -97,7 +97,7 @@ class Completions:
         given, schema = self.request.structured(), schema_of(self.request.response_format)
         if given is not None and schema is not None:
             raise invalid("Give one constraint on the output, not several.", "response_format")
-        return StructuredOutputsParams(json=schema) if schema is not None else given
+        return StructuredOutputsParams(json=spaced(schema)) if schema is not None else given
 
     async def complete(self, run: Run) -> Completion:
         """The whole answer."""

@@ -15,6 +15,10 @@ from tah2.server.protocol.requests import ChatRequest, NamedTool, ResponseFormat
 from tah2.server.render import END_THINK, THINK, Prompt
 from tah2.server.toolcalls import CLOSE, OPEN
 
+BLANKS = {"whitespace_pattern": "[ \\t]?(\\n[ \\t]{0,24})?"}
+"""Pretty printing fits; endless blanks, which weak models fall into, do not."""
+ONE_LINE = {"item_separator": ", ", "key_separator": ": ", "whitespace_flexible": False}
+"""How Qwen3 writes calls."""
 ANY_OBJECT: dict[str, Any] = {"type": "object"}
 
 
@@ -60,17 +64,22 @@ def constraint(
         return StructuredOutputsParams(grammar=_thoughts(prompt, thinks, added) + _calls(tools, several, added))
     if schema is None:
         return None
-    before = _thoughts(prompt, thinks, added)
+    before, schema = _thoughts(prompt, thinks, added), spaced(schema)
     if before == "start: body\n":
         return StructuredOutputsParams(json=schema)
     return StructuredOutputsParams(grammar=f"{before}body: %json {json.dumps(schema)}\n")
+
+
+def spaced(schema: Mapping[str, Any], blanks: Mapping[str, Any] = BLANKS) -> dict[str, Any]:
+    """`schema` with rules for blanks, unless it has its own."""
+    return {"x-guidance": blanks, **schema}
 
 
 def _thoughts(prompt: Prompt, thinks: bool, added: Collection[str]) -> str:
     """The grammar's start: reasoning where the model may reason, then `body`."""
     if not thinks or prompt.thought:
         return "start: body\n"
-    block = f"/(?s:.*)/ {_tag(END_THINK, added)} /\\s{{0,4}}/"
+    block = f"/(?s:.*)/ {_tag(END_THINK, added)} /[ \\n]{{0,4}}/"
     if prompt.thinks:
         return f"start: {block} body\n"
     return f"start: thoughts? body\nthoughts: {_tag(THINK, added)} {block}\n"
@@ -78,7 +87,7 @@ def _thoughts(prompt: Prompt, thinks: bool, added: Collection[str]) -> str:
 
 def _calls(tools: list[Tool], several: bool, added: Collection[str]) -> str:
     bodies = [_call_schema(tool) for tool in tools]
-    schema = bodies[0] if len(bodies) == 1 else {"anyOf": bodies}
+    schema = spaced(bodies[0] if len(bodies) == 1 else {"anyOf": bodies}, ONE_LINE)
     more = ' ("\\n" call)*' if several else ""
     call = f'{_tag(OPEN, added)} "\\n" object "\\n" {_tag(CLOSE, added)}'
     return f"body: call{more}\ncall: {call}\nobject: %json {json.dumps(schema)}\n"
