@@ -42,7 +42,7 @@ summary{cursor:pointer;color:var(--soft)}
 table{border-collapse:collapse;font-size:.86rem;line-height:1.35;font-variant-numeric:tabular-nums;min-width:60%}
 caption{text-align:left;padding:0 0 .5rem;color:var(--text);font-size:.94rem;max-width:46rem}
 th,td{padding:.32rem .42rem;text-align:right;vertical-align:baseline;white-space:nowrap}
-th:first-child{text-align:left}
+th:first-child{text-align:left;white-space:normal;min-width:7.5rem}
 tbody th{font-weight:400}
 thead th{border-bottom:1.5px solid var(--soft);font-weight:600;vertical-align:bottom;white-space:normal}
 tbody tr:last-child>*{border-bottom:1.5px solid var(--soft)}
@@ -51,7 +51,7 @@ tr.marked>*{background:var(--mark)}
 .words :is(th,td){text-align:left;white-space:normal;vertical-align:top}
 .words td{min-width:6rem}.words th{min-width:9rem}
 small{color:var(--soft);font-size:.82em}
-td small{display:block;white-space:nowrap}
+td small,th small{display:block}td small{white-space:nowrap}
 .swatch{display:inline-block;width:.65em;height:.65em;border-radius:50%;margin-right:.45em}
 .notes{font-size:.88rem;color:var(--soft)}
 .missing{background:var(--note);border-left:3px solid var(--note-line);padding:.6rem .9rem;max-width:none}

@@ -78,7 +78,14 @@ def design(view: View) -> Section:
 
 def _paper_ablations() -> Table:
     rows = [
-        Row(Cell(name), (Cell(aspect), Cell(f"{accuracy:.1f}"), Cell(signed(change) if change else NOTHING)))
+        Row(
+            Cell(name),
+            (
+                Cell(NOTHING if aspect == "tah2" else aspect),
+                Cell(f"{accuracy:.1f}"),
+                Cell(signed(change) if change else NOTHING),
+            ),
+        )
         for aspect, (name, accuracy, change) in published.ABLATIONS.items()
     ]
     columns = ("Variant", "Aspect", "AIME24–26 (%)", "Change")
@@ -103,7 +110,7 @@ def _against(view: View, names: Sequence[str], name: str, caption: str, referenc
     """Variants beside `reference` (the study's subject by default), on the seeds that they share with it."""
     reference = reference or view.subject or ""
     tasks = [task for task in view.results.tasks if view.runs(reference, task) is not None]
-    columns = ("Variant", "Differs in", *map(family, tasks), "Average (95%)", "Change", "Mean depth", "Validation loss")
+    columns = ("Variant", *map(family, tasks), "Average (95%)", "Change", "Mean depth", "Validation loss")
     rows = [_row(view, reference, reference, tasks, marked=True)]
     rows += [_row(view, variant, reference, tasks) for variant in names]
     subject = view.title(reference)
@@ -113,14 +120,18 @@ def _against(view: View, names: Sequence[str], name: str, caption: str, referenc
 
 def _row(view: View, variant: str, reference: str, tasks: Sequence[str], marked: bool = False) -> Row:
     runs = view.runs(variant)
-    cells = [Cell(view.info(variant).differs or NOTHING)]
+    cells: list[Cell] = []
     if runs is None:
         cells += [Cell(NOTHING)] * (len(tasks) + 2)
     else:
         by_task = [view.runs(variant, task) for task in tasks]
         cells += [Cell(NOTHING if one is None else percent(float(one.mean_accuracy()[-1]))) for one in by_task]
         cells += [accuracy_cell(numbers.accuracy(runs)), _change(view, variant, reference)]
-    return Row(Cell(view.title(variant)), (*cells, _depth(view, variant), loss_cell(view, variant)), marked)
+    return Row(
+        Cell(view.title(variant), view.info(variant).differs),
+        (*cells, _depth(view, variant), loss_cell(view, variant)),
+        marked,
+    )
 
 
 def _change(view: View, variant: str, reference: str) -> Cell:

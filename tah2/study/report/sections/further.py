@@ -205,7 +205,7 @@ def families(view: View) -> Section:
         for task in tasks
     ]  # fmt: skip
     rows = -(-len(tasks) // 3)
-    drawing = panels(content, min(3, len(tasks)), 8.6, 0.6 + 2.5 * rows)
+    drawing = panels(content, min(3, len(tasks)), 8.6, 0.6 + 2.5 * rows, share_y=True)
     best = [_best(view, names, task) for task in tasks]
     ours = [family(task) for task, name in zip(tasks, best, strict=True) if name != view.baseline]
     words = (
