@@ -8,8 +8,8 @@ counting down, and filler words that nobody can predict.
     <bos> c>F a>c ... ? chase n2 a        (a leads to c, and c has the value F)
     so n2 a F then n1 f B # B <eos>
 
-The *base* task writes every look-up down (`so n2 a c F then n1 f B`): after a small letter comes what the table says of
-it. Post-training asks for the value at once.
+The *base* task mostly writes every look-up down (`so n2 a c F then n1 f B`): after a small letter comes what the table
+says of it. Post-training asks for the value at once.
 """
 
 from __future__ import annotations
@@ -56,11 +56,13 @@ class PocketConfig:
     max_lines: int = 8
     continue_share: float = 0.6
     """Chance that a table entry leads to a small letter, so that another look-up follows."""
-    max_hops: int = 6
+    max_hops: int = 5
     """No value is further away than this many look-ups."""
     replace: float = 0.5
     """Base only: chance that the letter of a line is a random one (without a loss), so that a step reads its own
     token."""
+    skip: float = 0.3
+    """Base only: chance that a line gives the value at once, as post-training asks for."""
 
     def __post_init__(self) -> None:
         for name in self.families:
@@ -72,8 +74,10 @@ class PocketConfig:
             raise ConfigError("The pocket world has 2 to 26 'letters', and tables use at least 2 of them.")
         if not 1 <= self.min_lines <= self.max_lines:
             raise ConfigError("The pocket world needs 1 <= min_lines <= max_lines.")
-        if not 0 <= self.continue_share < 1 or not 0 <= self.replace <= 1 or self.max_hops < 1:
-            raise ConfigError("'continue_share' lies in [0, 1), 'replace' in [0, 1], and 'max_hops' is at least 1.")
+        if not 0 <= self.continue_share < 1 or self.max_hops < 1:
+            raise ConfigError("'continue_share' lies in [0, 1), and 'max_hops' is at least 1.")
+        if not 0 <= self.replace <= 1 or not 0 <= self.skip <= 1:
+            raise ConfigError("'replace' and 'skip' are chances between 0 and 1.")
 
     @property
     def used(self) -> int:
@@ -88,7 +92,7 @@ class PocketProblem:
     gold_ids: tuple[int, ...]
     """One right response; filler words may be others."""
     hops: tuple[int, ...]
-    """Look-ups that each value token takes: those of each line, but in the base, where it is 1 every time."""
+    """Look-ups that each value token takes (the base writes most of them down, 1 or 0 each: see `tags`)."""
     places: tuple[int, ...]
     """Where in the response the value tokens stand."""
 
@@ -266,7 +270,7 @@ class PocketWorld:
         voc, count = self.vocabulary, len(letter)
         replaced = (random.random(count) < self.config.replace) & self.base
         place = np.where(replaced, random.integers(0, self.config.used, count), letter)
-        steps, kinds, taken, value = self._steps(draw, place)
+        steps, kinds, taken, value = self._steps(draw, place, random)
         columns = {
             FILLER: voc.filler + random.integers(0, len(FILLERS), count),
             COUNT: voc.count(np.maximum(draw.amount - line, 1)),
@@ -288,10 +292,11 @@ class PocketWorld:
         ]
         return _Columns(*(np.concatenate(arrays, 1) for arrays in zip(*parts, strict=True))), value
 
-    def _steps(self, draw: _Draw, place: Ids) -> tuple[Ids, Ids, NDArray[np.bool_], Ids]:
+    def _steps(self, draw: _Draw, place: Ids, random: np.random.Generator) -> tuple[Ids, Ids, NDArray[np.bool_], Ids]:
         """From `place` to its value: ids and tags `[count, steps]`, which of them are written, and the value's letter.
 
-        The base writes every look-up, else the value alone is written.
+        The base writes every look-up (but for lines that it skips), else the value alone is written. A first look-up
+        that the base might have skipped is tagged HOP + 0.
         """
         rows, hops = np.arange(len(place)), draw.hops[np.arange(len(place)), place]
         ids, target, capital = [], place, np.zeros(len(place), bool)
@@ -302,8 +307,11 @@ class PocketWorld:
             ids.append(self.vocabulary.symbol(target, capital))
         if not self.base:
             return ids[-1][:, None], tags.HOP + hops[:, None], np.ones((len(place), 1), bool), target
-        written = np.arange(self.config.max_hops) < hops[:, None]
-        return np.stack(ids, 1), np.full_like(written, tags.HOP + 1, dtype=np.int64), written, target
+        step, wanted = np.arange(self.config.max_hops), hops[:, None]
+        skipped = random.random((len(place), 1)) < self.config.skip
+        written = np.where(skipped, step == wanted - 1, step < wanted)
+        kinds = tags.HOP + np.where(skipped, wanted, np.where((step == 0) & (wanted > 1), 0, 1))
+        return np.stack(ids, 1), kinds, written, target
 
     def _prompt(self, family: Family, draw: _Draw, random: np.random.Generator) -> tuple[Ids, NDArray[np.bool_]]:
         """`<bos> table [arguments] ? family lines [start]`, and which of its places are used."""
