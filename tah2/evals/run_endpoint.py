@@ -65,7 +65,7 @@ class EndpointRun:
                 if answer.status == REFUSED:
                     await asyncio.to_thread(conversation.refuse, answer.error or "The server refused the request.")
                     break
-                if not await asyncio.to_thread(conversation.answer, self._call(answer)):
+                if not await asyncio.to_thread(conversation.answer, self._call(answer, sample)):
                     break
         finally:
             conversation.close()
@@ -76,10 +76,18 @@ class EndpointRun:
         options = self._options(sample)
         if asked.messages is not None:
             return EndpointRequest(messages=asked.messages, tools=asked.tools or (), options=options)
-        if self.config.chat == "off" or (self.prompts is not None and not self.prompts.chat):
+        if self._plain:
             stops = {"stop": list(sample.stops)} if sample.stops else {}
             return EndpointRequest(prompt=sample.problem.text, options={**options, **stops})
         return EndpointRequest(messages=sample.problem.messages, options=options)
+
+    @property
+    def _plain(self) -> bool:
+        """Prompts are texts, because the user says so or the model is known to have no chat template."""
+        return self.config.chat == "off" or (self.prompts is not None and not self.prompts.chat)
+
+    def _stops(self, sample: Sample) -> tuple[str, ...]:
+        return sample.stops if self._plain else ()
 
     def _options(self, sample: Sample) -> dict[str, Any]:
         config, decoding = self.config, sample.decoding
@@ -100,7 +108,7 @@ class EndpointRun:
             options["chat_template_kwargs"] = dict(config.chat_template_kwargs)
         return options
 
-    def _call(self, answer: Answer) -> Call:
+    def _call(self, answer: Answer, sample: Sample) -> Call:
         if answer.error is not None or not answer.choices:
             return failed(answer.error or "The server sent no choice.")
         choice = answer.choices[0]
@@ -110,8 +118,12 @@ class EndpointRun:
             extra["tool_calls"] = list(choice.tool_calls)
         counts = self._counts(answer)
         known = self.flops is not None and depths and counts
+        if tokens and self.prompts is not None:
+            text = self.prompts.text(tokens, self._stops(sample))
+        else:
+            text = _whole_text(choice)
         return Call(
-            text=_whole_text(choice),
+            text=text,
             finish_reason={"stop": "stop", "length": LENGTH, "tool_calls": "stop"}.get(
                 choice.finish_reason or "", ERROR
             ),
