@@ -15,6 +15,7 @@ close other programs first, and read absolute figures as this machine's alone.
 
   tah2 bench train                      training steps against Standard's and transformers', time and memory
   tah2 bench decode                     decoding against Standard, transformers and the memory's bandwidth
+  tah2 bench serve                      16 streams through HTTP against the engine alone
   tah2 bench train --json --out FILE    the same as one JSON object, also written to FILE
 """
 
@@ -28,6 +29,7 @@ class Bench(NamedTuple):
 BENCHES = {
     "train": Bench("tah2.bench.train", "time and memory of training steps"),
     "decode": Bench("tah2.bench.decode", "speed of decoding"),
+    "serve": Bench("tah2.bench.serve", "what the server costs over the engine"),
 }
 
 
