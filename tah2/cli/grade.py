@@ -95,6 +95,7 @@ def _remarks(task: TaskScore) -> list[str]:
     told += [f"graded with {versions}"] if versions else []
     told += [f"{task.missing:,} responses are missing: run 'tah2 eval' again"] if task.missing else []
     told += [f"{task.failed:,} responses failed and count as wrong"] if task.failed else []
+    told += [f"{task.undecided:,} responses could not be judged: the grader failed"] if task.undecided else []
     return [*told, *task.caveats]
 
 

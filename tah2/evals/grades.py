@@ -31,6 +31,13 @@ def content_digest(record: SampleRecord) -> str:
     return hashlib.sha256(seen.encode("ascii")).hexdigest()[:20]
 
 
+def undecided(grade: Grade) -> bool:
+    """The grader broke down (a broken installation, for instance); this says nothing about the response."""
+    from tah2.evals.graders.grader import GRADER_FAILED
+
+    return grade.note.startswith(GRADER_FAILED)
+
+
 @dataclass
 class GradeFile:
     """All verdicts of one run that the present graders gave."""
@@ -52,7 +59,11 @@ class GradeFile:
         return self._known.get((record.task, record.problem, content_digest(record)))
 
     def add(self, record: SampleRecord, grade: Grade) -> None:
+        """Keep a verdict; one that its grader failed to give counts for now, and is sought again next time."""
         content = content_digest(record)
+        self._known[record.task, record.problem, content] = grade
+        if undecided(grade):
+            return
         line = {
             "task": record.task,
             "problem": record.problem,
@@ -69,7 +80,6 @@ class GradeFile:
             drop_torn_line(self.path)
             self._file = self.path.open("ab", buffering=0)
         self._file.write(json.dumps(line, separators=(",", ":")).encode("ascii") + b"\n")
-        self._known[record.task, record.problem, content] = grade
 
     def close(self) -> None:
         if self._file is not None:

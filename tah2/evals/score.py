@@ -12,6 +12,7 @@ import numpy as np
 
 from tah2.config.strict import ConfigError
 from tah2.evals.grade_run import GradedRun
+from tah2.evals.grades import undecided
 from tah2.evals.manifest import write_whole
 from tah2.evals.records import ERROR, SampleRecord
 from tah2.evals.run_conversation import LENGTH
@@ -31,6 +32,8 @@ class TaskScore:
     """Responses that the run still lacks; the score is of those that are there."""
     failed: int
     """Responses that could not be generated; they count as wrong."""
+    undecided: int
+    """Responses whose grader broke down; they count as wrong, and `tah2 grade` judges them again."""
     accuracy: Interval
     parts: dict[str, float]
     """Further verdicts of the benchmark (MBPP's `plus` tests), as accuracies."""
@@ -100,6 +103,7 @@ def _task_score(run: GradedRun, task: str, records: Sequence[SampleRecord], draw
         responses=len(records),
         missing=expected - len(records),
         failed=sum(record.finish_reason == ERROR for record in records),
+        undecided=sum(undecided(run.grade_of(record)) for record in records),
         accuracy=mean_interval(values, draws=draws, level=level),
         parts=_parts(run, records),
         mean_depth=mean_depth(records),

@@ -19,6 +19,7 @@ from tah2.evals.curves import slope
 from tah2.evals.cutoffs import cut
 from tah2.evals.flops import FlopsModel
 from tah2.evals.grade_run import GradedRun
+from tah2.evals.graders.grader import GRADER_FAILED
 from tah2.evals.grades import content_digest
 from tah2.evals.manifest import RunManifest
 from tah2.evals.records import ERROR, RecordFile, SampleRecord
@@ -180,6 +181,20 @@ def test_failed_responses_count_as_wrong_and_missing_ones_are_told(place: Path, 
     assert task.accuracy.estimate == pytest.approx(np.mean([0, 0.25, 0.5, 0.75, 2 / 3]))
     assert task.flops_per_response is None
     assert task.flops_per_token is not None
+
+
+def test_a_grader_that_breaks_down_is_asked_again(place: Path, judge: Judge, monkeypatch: pytest.MonkeyPatch):
+    def broken(task: Any, items: Any, workers: int, on_grade: Any) -> None:
+        for number in range(len(items)):
+            on_grade(number, Grade(0.0, f"{GRADER_FAILED}: no module named sympy"))
+
+    run = opened(place)
+    monkeypatch.setattr(graders, "grade_many", broken)
+    (task,) = score(run, draws=50).tasks
+    assert (task.undecided, task.accuracy.estimate) == (20, 0)
+    monkeypatch.setattr(graders, "grade_many", judge.grade_many)
+    (task,) = score(GradedRun(place / "run-tah2", place / "data"), draws=50).tasks
+    assert (task.undecided, task.accuracy.estimate) == (0, 0.5)
 
 
 def test_responses_are_judged_and_priced_again_at_every_cutoff(place: Path, judge: Judge):
