@@ -99,7 +99,7 @@ def _lines(found: Mapping[str, Any]) -> list[tuple[int, int, str, int]]:
 
 def draw_by_class(by_class: Mapping[str, Mapping[str, Any]], ceiling: int, width: float = 8.6) -> Any:
     """How many iterations each kind of token takes: stacked shares, mean depth beside them."""
-    names = [name for name, found in by_class.items() if found["tokens"]][:14]
+    names = [name for name, found in by_class.items() if found["tokens"]][:20]
     figure, axis = new_figure(width, 1.1 + 0.3 * len(names))
     place = np.arange(len(names))[::-1]
     left = np.zeros(len(names))

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
+import platform
 from html import escape
+from pathlib import Path
 
 from tah2.config.strict import ConfigError
+from tah2.evals.manifest import commit, versions
 from tah2.study.layout import UnitResult
 from tah2.study.numbers import runs_of_units
 from tah2.study.report.blocks import Block, Cell, Missing, Paragraph, Raw, Row, Section, Table
@@ -27,7 +31,7 @@ def claims(view: View) -> Section:
     rows = tuple(
         Row(
             Cell(str(claim["claim"])),
-            (Cell(str(claim["paper"])), Cell(str(claim["ours"])), Cell("holds" if claim["holds"] else "does not")),
+            (Cell(str(claim["paper"])), Cell(str(claim["ours"])), Cell("✓ holds" if claim["holds"] else "✗ does not")),
             marked=not claim["holds"],
         )
         for claim in found
@@ -84,16 +88,28 @@ def _search_words(view: View) -> str:
 
 
 def how_made(view: View) -> Section:
-    study, made = view.results.study, view.made_by
-    facts = {**{name: str(value) for name, value in made.items()}, **_seeds(view)}
+    study = view.results.study
+    facts = {**_machine(), **{name: str(value) for name, value in view.made_by.items()}, **_seeds(view)}
     blocks: list[Block] = []
-    if not made:
-        blocks.append(Missing("The summary does not say which command, commit and machine made this study."))
     rows = tuple(Row(Cell(name.replace("_", " ")), (Cell(value),)) for name, value in facts.items())
     blocks.append(Table("table-made", "Command, seeds and machine.", ("", "Value"), rows, worded=True))
     text = escape(json.dumps(study, indent=1))
     blocks.append(Raw(f"<details><summary>The resolved study file</summary><pre>{text}</pre></details>"))
     return Section("made", "How it was made", tuple(blocks))
+
+
+def _machine() -> dict[str, str]:
+    """Where the report is written: code, versions and processor."""
+    found = {"commit": commit() or NOTHING, "processor": _processor(), "cores": str(os.cpu_count() or NOTHING)}
+    packages = {name: number for name, number in versions(("tah2", "torch", "transformers", "numpy")).items() if number}
+    return {**found, "python": platform.python_version(), **packages}
+
+
+def _processor() -> str:
+    information = Path("/proc/cpuinfo")
+    lines = information.read_text(encoding="utf-8").splitlines() if information.is_file() else []
+    named = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
+    return named or platform.processor() or platform.machine()
 
 
 def _seeds(view: View) -> dict[str, str]:

@@ -197,7 +197,8 @@ def _main_table(view: View, main: list[str]) -> Table:
         loop = view.key(variant)[0]
         first = rows and loop != view.key(main[len(rows) - 1])[0]
         rows.append(Row(Cell(view.title(variant)), tuple(cells), marked=loop == "tah2", rule=bool(first)))
-    units = len(view.units(main[0]))
+    counts = sorted({len(view.units(variant)) for variant in main})
+    units = f"{counts[0]} to {counts[-1]}" if len(counts) > 1 else str(counts[0])
     notes = (
         f"Accuracy in percent, with 95% intervals, over {units} trained models each; bold is the best of a column. "
         "FLOPs/token is all decoding FLOPs over all generated tokens, relative to the baseline. Mean depth is in "
