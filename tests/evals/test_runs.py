@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -290,3 +291,20 @@ def test_a_tokenizer_without_a_template_is_prompted_with_text():
         Prompts(tokenizer, "on", {})
     with pytest.raises(ConfigError, match="no tokenizer"):
         Prompts(None, "auto", {})
+
+
+def test_the_pages_python_runs():
+    page = Path(__file__).resolve().parents[2] / "docs" / "evaluation.md"
+    (block,) = re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
+    names: dict[str, Any] = {}
+    exec(block, names)
+    assert names["curve"].mean_accuracy().tolist() == [0.0, 0.25, 0.75]
+
+
+def test_the_page_names_every_option_of_a_run():
+    from tah2.cli.eval import parser
+
+    page = (Path(__file__).resolve().parents[2] / "docs" / "evaluation.md").read_text(encoding="utf-8")
+    options = {name for action in parser()._actions for name in action.option_strings if name.startswith("--")}
+    told = {"--help", "--label", "--max-model-len", "--chat-template-kwargs"}
+    assert {name for name in options - told if name not in page} == set()
