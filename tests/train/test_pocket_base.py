@@ -109,3 +109,10 @@ def test_a_trained_round_is_shipped_as_a_plain_backbone(tmp_path):
     with torch.no_grad():
         assert (plain(ids).logits - load(trained).eval()(ids).logits).abs().max() < 1e-4
     assert "--seed 7" in (tmp_path / "base" / "README.md").read_text()
+
+
+def test_polish_is_not_required(monkeypatch, tmp_path):
+    stages = (Stage(4, {STEP_LOSS: 0.1}), Stage(4, {STEP_LOSS: 0.0}, most_rounds=2, required=False))
+    monkeypatch.setattr(pocket_base, "CURRICULUM", stages)
+    scripted(monkeypatch, [(0.05, 1.0), (0.01, 1.0), (0.01, 1.0)])
+    assert make_base(base_recipe(), 0, tmp_path) == tmp_path / "round-3" / "model"
