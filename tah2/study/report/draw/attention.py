@@ -68,7 +68,7 @@ def draw_all_heads(mean: NDArray[np.float64], width: float = 8.6) -> Any:
 
 def draw_maps(heads: Sequence[Mapping[str, Any]], maps: NDArray[np.float64], width: float = 8.6) -> Any:
     """Columns are heads, rows key depths; all share a logarithmic scale, grey where no query ran."""
-    from matplotlib.colors import LogNorm
+    from matplotlib.colors import LogNorm, to_rgb
 
     reached = np.flatnonzero(np.isfinite(maps).any((0, 1, 3)))
     size = max(8, int(reached[-1]) + 1) if len(reached) else 8
@@ -80,8 +80,7 @@ def draw_maps(heads: Sequence[Mapping[str, Any]], maps: NDArray[np.float64], wid
         sharex=True, sharey=True,
     )  # fmt: skip
     axes = np.asarray(grid).reshape(depths, len(heads))
-    shades = _shades()
-    shades.set_bad(colour("little"), 0.45)
+    shades = _shades().with_extremes(bad=(*to_rgb(colour("little")), 0.45))
     picture = None
     for row in range(depths):
         for column, head in enumerate(heads):
@@ -108,4 +107,4 @@ def draw_maps(heads: Sequence[Mapping[str, Any]], maps: NDArray[np.float64], wid
 def _shades() -> Any:
     from matplotlib.colors import LinearSegmentedColormap
 
-    return LinearSegmentedColormap.from_list("iterations", list(DEPTHS)).copy()
+    return LinearSegmentedColormap.from_list("iterations", list(DEPTHS))
