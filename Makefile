@@ -25,8 +25,9 @@ format: $(VENV)/installed
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+# The main job: post-trains Standard and TaH2 from the shipped pocket base, compares them and writes runs/demo/report.
 demo: $(VENV)/installed
-	$(BIN)/python examples/tiny_loops.py
+	OMP_NUM_THREADS=1 $(BIN)/tah2 study recipes/studies/demo.yaml --jobs $(WORKERS)
 
 docs: $(VENV)/docs-installed
 	$(BIN)/sphinx-build -W --keep-going -b html docs docs/_build/html

@@ -189,12 +189,12 @@ def ablations(results: Results, main: str) -> Iterator[Claim]:
 
 
 ABLATIONS = {
-    "mismatch-labels": "-1.1 points",
+    "top1-mismatch": "-1.1 points",
     "uniform-weights": "-3.6 points",
-    "full-coverage": "-1.9 points",
-    "sampled-decisions": "-1.3 points",
-    "top-embedding": "-2.1 points",
-    "last-output": "-1.0 points",
+    "coverage-1": "-1.9 points",
+    "sampled": "-1.3 points",
+    "top-k-embedding": "-2.1 points",
+    "final-output": "-1.0 points",
 }
 """Published differences by the name that a study gives the variant."""
 

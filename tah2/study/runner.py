@@ -75,7 +75,9 @@ class Run:
         """Tasks whose needs are done run in worker processes of one thread each."""
         waiting = {task.id: task for task in tasks}
         running: dict[Future[float], Task] = {}
-        with ProcessPoolExecutor(self.jobs, multiprocessing.get_context("spawn"), initializer=_one_thread) as pool:
+        spawn = multiprocessing.get_context("spawn")
+        shares = spawn.Queue()
+        with ProcessPoolExecutor(self.jobs, spawn, initializer=_begin_worker, initargs=(shares,)) as pool:
             try:
                 while waiting or running:
                     for task in self._ready(waiting, running):
@@ -85,22 +87,37 @@ class Run:
                         key = self._open(task)
                         if key is not None:
                             running[pool.submit(_work, self.shop, task, key)] = task
-                    if not running:
-                        continue
-                    done, _ = wait(running, return_when=FIRST_COMPLETED)
-                    for future in done:
-                        task = running.pop(future)
-                        self.screen.end(task, future.result(), cached=False)
+                    if running:
+                        self._await(running, shares)
             except BaseException:
                 pool.shutdown(wait=False, cancel_futures=True)
                 raise
+
+    def _await(self, running: dict[Future[float], Task], shares: multiprocessing.Queue[tuple[str, float]]) -> None:
+        """Until something has finished; meanwhile what the workers tell is shown."""
+        done: set[Future[float]] = set()
+        while not done:
+            done, _ = wait(running, timeout=0.25, return_when=FIRST_COMPLETED)
+            told = {task.id: task for task in running.values()}
+            while not shares.empty():
+                name, share = shares.get()
+                if name in told:
+                    self.screen.share(told[name], share)
+        for future in done:
+            self.screen.end(running.pop(future), future.result(), cached=False)
 
     def _ready(self, waiting: dict[str, Task], running: dict[Future[float], Task]) -> list[Task]:
         busy = {*waiting, *(task.id for task in running.values())}
         return [task for task in waiting.values() if not busy.intersection(task.needs)]
 
 
-def _one_thread() -> None:
+_shares: multiprocessing.Queue[tuple[str, float]] | None = None
+"""In a worker: where it tells its progress."""
+
+
+def _begin_worker(shares: multiprocessing.Queue[tuple[str, float]]) -> None:
+    global _shares
+    _shares = shares
     os.environ["OMP_NUM_THREADS"] = "1"
     import torch
 
@@ -108,8 +125,9 @@ def _one_thread() -> None:
 
 
 def _work(shop: Shop, task: Task, key: str) -> float:
-    started = time.monotonic()
-    shop.run(task, key, lambda share: None)
+    assert _shares is not None
+    started, tell = time.monotonic(), _shares.put
+    shop.run(task, key, lambda share: tell((task.id, share)))
     return time.monotonic() - started
 
 

@@ -1,0 +1,95 @@
+"""Claims are judged by the data: they turn when the data turn."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tah2.study.layout import load_results
+from tah2.study.summary import summarise
+from tests.study.synthetic import VARIANTS, Made, synthetic_study
+
+
+def claims(root: Path, variants: tuple[Made, ...]) -> dict[str, dict[str, Any]]:
+    summary = summarise(load_results(synthetic_study(root, variants)))
+    return {row["claim"]: row for row in summary["claims"]}
+
+
+@pytest.fixture(scope="module")
+def as_published(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    """The synthetic study, TaH2 M=2 clearly ahead."""
+    variants = tuple(replace(made, skill=0.7) if made.name == "tah2-m2" else made for made in VARIANTS)
+    variants = tuple(replace(made, skill=0.95) if made.name == "tah2-m8" else made for made in variants)
+    return claims(tmp_path_factory.mktemp("published"), variants)
+
+
+@pytest.fixture(scope="module")
+def turned_round(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    """The same study, TaH2 as bad as Standard was and Standard as good as TaH2 was, M=8 worst of all."""
+    skill = {"standard": 0.58, "tah2-m2": 0.34, "tah2-m8": 0.1, "tah2-m4": 0.2, "standard-long": 0.9, "sampled": 0.8}
+    loss = {"standard": 0.3, "tah2-m2": 0.41, "tah2-m4": 0.42, "tah2-m8": 0.43}
+    depth = {"tah2-m2": 1.6}
+    turned = tuple(
+        replace(
+            made,
+            skill=skill.get(made.name, made.skill),
+            loss=loss.get(made.name, made.loss),
+            depth=depth.get(made.name, made.depth),
+        )
+        for made in VARIANTS
+    )
+    return claims(tmp_path_factory.mktemp("turned"), turned)
+
+
+CERTAIN = (
+    "TaH2 M=2 is more accurate than the baseline's best at the same decoding FLOPs",
+    "TaH2 M=2 has a lower validation loss than Standard",
+    "TaH2's validation loss falls from M = 2 to M = 4",
+    "TaH2's validation loss falls from M = 4 to M = 8",
+    "TaH2's gain in accuracy grows from M = 2 to M = 8",
+    "TaH2 M=2 costs little more per token than the baseline",
+    "Budget alone does not catch up: Standard, 3x longer (1.0x the steps) stays below",
+)
+
+
+@pytest.mark.parametrize("claim", CERTAIN)
+def test_a_claim_holds_where_the_data_show_it_and_nowhere_else(
+    as_published: dict[str, dict[str, Any]], turned_round: dict[str, dict[str, Any]], claim: str
+):
+    assert as_published[claim]["holds"]
+    assert not turned_round[claim]["holds"]
+
+
+def test_an_ablation_that_helps_does_not_hold(turned_round: dict[str, dict[str, Any]]):
+    row = turned_round["Without it TaH2 is less accurate: training decisions"]
+    assert not row["holds"]
+    assert row["paper"] == "-1.3 points"
+    assert row["ours"].startswith("+")
+
+
+def test_what_the_study_does_not_run_is_not_claimed(tmp_path: Path):
+    few = tuple(made for made in VARIANTS if made.name in ("standard", "tah2-m2"))
+    found = claims(tmp_path, few)
+    assert not any("Ouro" in claim or "Huginn" in claim or "M = 4" in claim for claim in found)
+    assert CERTAIN[0] in found
+
+
+def test_without_responses_losses_are_still_judged(tmp_path: Path):
+    summary = summarise(load_results(synthetic_study(tmp_path, VARIANTS[:1] + VARIANTS[8:10], responses=False)))
+    assert summary["matched_compute"] == []
+    assert [row["accuracy"] for row in summary["variants"]] == [None] * 3
+    assert {row["claim"] for row in summary["claims"]} >= {"TaH2 M=2 has a lower validation loss than Standard"}
+
+
+def test_matched_compute_names_both_sides(tmp_path: Path):
+    summary = summarise(load_results(synthetic_study(tmp_path)))
+    pairs = [(row["name"], row["against"]) for row in summary["matched_compute"]]
+    assert ("tah2-m2", "standard") in pairs
+    assert ("tah2-m2", "huginn-m3") in pairs
+    for row in summary["matched_compute"]:
+        low, high = row["interval"]
+        assert low <= row["gain"] <= high
+        assert row["gain"] == pytest.approx(row["accuracy"] - row["accuracy_against"])
