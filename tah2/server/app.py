@@ -121,7 +121,10 @@ def describe(app: FastAPI) -> None:
 
     def openapi() -> dict[str, Any]:
         document = original()
-        document.setdefault("components", {}).setdefault("schemas", {}).update(components())
+        for methods in document["paths"].values():
+            for operation in methods.values():
+                operation["responses"].pop("422", None)  # wrong values are answered with 400
+        document["components"] = {"schemas": components()}
         return document
 
     app.openapi = openapi  # type: ignore[method-assign]

@@ -23,7 +23,7 @@ async def models(request: Request) -> Response:
     return answer(ModelList([_card(service, name) for name in service.model_names]))
 
 
-@router.get("/v1/models/{model:path}", openapi_extra=described(None, ModelCard))
+@router.get("/v1/models/{model:path}", openapi_extra=described(None, ModelCard, also=("404",)))
 async def model(request: Request, model: str) -> Response:
     service = service_of(request)
     return answer(_card(service, service.check_model(model)))

@@ -22,8 +22,10 @@ ERRORS = {
 }
 
 
-def described(body: type[BaseModel] | None, answer: type[msgspec.Struct], streams: bool = False) -> dict[str, Any]:
-    """`openapi_extra` of a route; the schemas it refers to come from `components`."""
+def described(
+    body: type[BaseModel] | None, answer: type[msgspec.Struct], *, streams: bool = False, also: tuple[str, ...] = ()
+) -> dict[str, Any]:
+    """`openapi_extra` of a route; its schemas come from `components`. `also`: errors of a route without body."""
     content: dict[str, Any] = {"application/json": {"schema": {"$ref": REFERENCE + answer.__name__}}}
     if streams:
         content["text/event-stream"] = {"schema": {"type": "string"}}
@@ -32,7 +34,7 @@ def described(body: type[BaseModel] | None, answer: type[msgspec.Struct], stream
     responses: dict[str, Any] = {"200": {"description": "The answer", "content": content}}
     responses |= {status: {"description": text, "content": problem} for status, text in ERRORS.items()}
     if body is None:
-        return {"responses": {"200": responses["200"], "401": responses["401"]}}
+        return {"responses": {status: responses[status] for status in ("200", "401", *also)}}
     _BODIES.add(body)
     reference = {"application/json": {"schema": {"$ref": REFERENCE + body.__name__}}}
     return {"requestBody": {"required": True, "content": reference}, "responses": responses}
