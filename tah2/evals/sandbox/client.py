@@ -19,7 +19,9 @@ from types import TracebackType
 from typing import Any
 
 from tah2.config.strict import ConfigError
-from tah2.evals.sandbox.limits import Limits, Outcome, SandboxError
+from tah2.evals.sandbox import kernel
+from tah2.evals.sandbox.limits import Kind, Limits, Outcome, SandboxError
+from tah2.evals.sandbox.report import PROTECTIONS, REQUIRED
 from tah2.evals.sandbox.zygote import receive, send
 
 ALLOW_VARIABLE = "TAH2_ALLOW_UNSANDBOXED"
@@ -42,8 +44,8 @@ ENVIRONMENT = {
 class Worker:
     """One zygote process; started on first use, and again after it died."""
 
-    def __init__(self, preload: Sequence[str], path: Sequence[str], jailed: bool) -> None:
-        self._setup = {"preload": list(preload), "path": [*path, *sys.path], "show": list(path), "jailed": jailed}
+    def __init__(self, preload: Sequence[str], path: Sequence[str], kind: Kind) -> None:
+        self._setup = {"preload": list(preload), "path": [*path, *sys.path], "show": list(path), "kind": kind}
         self._folder = ""
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -137,7 +139,7 @@ class Sandbox:
                 f"This machine gives no sandbox for model-written code ({report['reason']}); grade on one that permits "
                 f"user namespaces, or accept the risk with {ALLOW_VARIABLE}=1."
             )
-        self._workers = [Worker(preload, path, report["sandboxed"]) for _ in range(workers)]
+        self._workers = [Worker(preload, path, report["kind"]) for _ in range(workers)]
         self._free: queue.LifoQueue[Worker] = queue.LifoQueue()
         for worker in self._workers:
             self._free.put(worker)
@@ -170,29 +172,45 @@ class Sandbox:
 
 @functools.cache
 def sandbox_report() -> dict[str, Any]:
-    """Which protections are in force on this machine, as a probe inside the sandbox found them."""
-    from tah2.evals.sandbox import kernel
-    from tah2.evals.sandbox.report import missing, required
+    """Which protections are in force on this machine, as a probe inside the sandbox found them.
 
+    `kind` is the strongest that holds: "room" (namespaces), "fence" (Landlock), or "none", which runs nothing unless
+    that is allowed; `reason` says what keeps the room from being had.
+    """
     if not kernel.supported():
-        return {"sandboxed": False, "reason": f"no sandbox for {sys.platform}", "protections": {}}
-    worker = Worker((), (), jailed=True)
+        return {"sandboxed": False, "kind": "none", "reason": f"no sandbox for {sys.platform}", "protections": {}}
+    room = probed("room")
+    if room["sandboxed"]:
+        return room
+    fence = probed("fence")
+    if fence["sandboxed"]:
+        return {**fence, "reason": f"no namespaces: {room['reason']}"}
+    return {**fence, "kind": "none", "reason": f"{room['reason']}; {fence['reason']}"}
+
+
+def probed(kind: Kind) -> dict[str, Any]:
+    """What a program kept in `kind` can do that it must not."""
+    nothing: dict[str, Any] = {"sandboxed": False, "kind": kind, "protections": {}}
+    worker = Worker((), (), kind)
     try:
         with tempfile.NamedTemporaryFile(prefix="tah2-probe-") as secret:
             os.chmod(secret.name, 0o644)
             request = {"parent": os.getpid(), "secret": secret.name}
             outcome = worker.call("tah2.evals.sandbox.report:probe", request, Limits(), keep_output=True)
     except ConfigError as error:
-        return {"sandboxed": False, "reason": str(error).rstrip("."), "protections": {}}
+        return {**nothing, "reason": str(error).rstrip(".")}
     finally:
         worker.close()
     if outcome.ending != "done":
-        reason = outcome.output.strip().split("\n")[-1] or outcome.ending
-        return {"sandboxed": False, "reason": reason, "protections": {}}
-    lacking = missing(outcome.reply)
+        reason = outcome.output.strip().split("\n")[-1] or f"{outcome.ending} {outcome.reply or ''}".strip()
+        return {**nothing, "reason": reason}
+    held = {name: bool(outcome.reply[name]) for name in PROTECTIONS}
+    lacking = [name for name in REQUIRED if not held[name]]
+    reason = f"lacking: {', '.join(lacking)}" if lacking else ""
     return {
         "sandboxed": not lacking,
-        "reason": f"lacking: {', '.join(lacking)}" if lacking else "",
-        "protections": {name: bool(outcome.reply.get(name)) for name in required()},
+        "kind": kind,
+        "reason": reason,
+        "protections": held,
         "user": outcome.reply["user"],
     }

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tah2.evals.sandbox import kernel
-from tah2.evals.sandbox.limits import Limits
+from tah2.evals.sandbox.limits import Kind, Limits
 
 NOBODY = 65534
 SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/nix/store", "/etc/ld.so.cache", "/etc/localtime")
@@ -28,8 +28,14 @@ TEMPORARY = "/tmp"  # the room's own, not the machine's
 class JailPlan:
     """`root` is an empty folder to build in; `readable` are the folders besides the system's that exist inside."""
 
+    kind: Kind
     root: Path
     readable: tuple[Path, ...]
+
+    @property
+    def scratch(self) -> Path:
+        """Where a program without a room of its own may write."""
+        return self.root / "scratch"
 
 
 def python_folders(more: Iterable[str] = ()) -> tuple[Path, ...]:
@@ -126,9 +132,18 @@ def _scratch(folder: Path, megabytes: int) -> None:
     kernel.mount("tmpfs", folder, "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, options)
 
 
-def become_nobody() -> None:
-    """Root's program goes on as nobody; another user's as that user. Neither keeps a capability."""
-    if os.geteuid() == 0:
+def open_to_all(folder: Path) -> bool:
+    """Whether every user can go to `folder`; root's home, where an interpreter may live, is not."""
+    return all(place.stat().st_mode & 1 for place in (folder.resolve(), *folder.resolve().parents))
+
+
+def become_nobody(plan: JailPlan) -> None:
+    """Root's program goes on as nobody; another user's as that user. Neither keeps a capability.
+
+    Without a room, where nobody could not reach the interpreter and import from it, root's stays root's.
+    """
+    reachable = plan.kind == "room" or all(map(open_to_all, (Path(sys.prefix), Path(sys.base_prefix))))
+    if os.geteuid() == 0 and reachable:
         os.setgroups([])
         os.setresgid(NOBODY, NOBODY, NOBODY)
         os.setresuid(NOBODY, NOBODY, NOBODY)

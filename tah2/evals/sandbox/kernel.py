@@ -16,29 +16,32 @@ MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC = 1, 2, 4, 8
 MS_REMOUNT, MS_BIND, MS_REC, MS_PRIVATE = 32, 4096, 16384, 1 << 18
 MNT_DETACH = 2
 
-PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_SECCOMP, PR_CAPBSET_DROP = 1, 4, 22, 24
-PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS, PR_CAP_AMBIENT = 36, 38, 47
+PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_GET_SECCOMP, PR_SET_SECCOMP, PR_CAPBSET_DROP = 1, 4, 21, 22, 24
+PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS, PR_GET_NO_NEW_PRIVS = 36, 38, 39
 
+LANDLOCK = {"landlock_create_ruleset": 444, "landlock_add_rule": 445, "landlock_restrict_self": 446}
 SYSCALLS = {
     "x86_64": {
-        "pivot_root": 155, "capset": 126, "mount_setattr": 442, "socket": 41, "clone": 56, "clone3": 435,
+        "pivot_root": 155, "capget": 125, "capset": 126, "mount_setattr": 442, "socket": 41, "clone": 56, "clone3": 435,
         "ptrace": 101, "unshare": 272, "setns": 308, "mount": 165, "umount2": 166, "chroot": 161, "bpf": 321,
         "add_key": 248, "request_key": 249, "keyctl": 250, "io_uring_setup": 425, "perf_event_open": 298,
         "userfaultfd": 323, "memfd_create": 319, "memfd_secret": 447, "process_vm_readv": 310,
         "process_vm_writev": 311, "kexec_load": 246, "init_module": 175, "finit_module": 313,
         "open_by_handle_at": 304, "open_tree": 428, "move_mount": 429, "fsopen": 430, "fsmount": 432, "shmget": 29,
+        **LANDLOCK,
     },
     "aarch64": {
-        "pivot_root": 41, "capset": 91, "mount_setattr": 442, "socket": 198, "clone": 220, "clone3": 435,
+        "pivot_root": 41, "capget": 90, "capset": 91, "mount_setattr": 442, "socket": 198, "clone": 220, "clone3": 435,
         "ptrace": 117, "unshare": 97, "setns": 268, "mount": 40, "umount2": 39, "chroot": 51, "bpf": 280,
         "add_key": 217, "request_key": 218, "keyctl": 219, "io_uring_setup": 425, "perf_event_open": 241,
         "userfaultfd": 282, "memfd_create": 279, "memfd_secret": 447, "process_vm_readv": 270,
         "process_vm_writev": 271, "kexec_load": 104, "init_module": 105, "finit_module": 273,
         "open_by_handle_at": 265, "open_tree": 428, "move_mount": 429, "fsopen": 430, "fsmount": 432, "shmget": 194,
+        **LANDLOCK,
     },
 }  # fmt: skip
 AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
-DENIED = frozenset(SYSCALLS["x86_64"]) - {"capset", "socket", "clone", "clone3"}
+DENIED = frozenset(SYSCALLS["x86_64"]) - {"capget", "capset", "socket", "clone", "clone3", *LANDLOCK}
 """Calls that no graded program needs: they reach other processes, the kernel's rarer doors, or uncounted memory."""
 
 
@@ -111,8 +114,26 @@ def give_up_capabilities() -> None:
             prctl(PR_CAPBSET_DROP, capability)
         except OSError:  # EINVAL past the last one; EPERM where there was none to drop
             break
-    header = ctypes.create_string_buffer(struct.pack("=Ii", 0x20080522, 0), 8)
-    syscall("capset", header, ctypes.create_string_buffer(bytes(24), 24))
+    syscall("capset", _capability_header(), ctypes.create_string_buffer(bytes(24), 24))
+
+
+def _capability_header() -> ctypes.Array[ctypes.c_char]:
+    return ctypes.create_string_buffer(struct.pack("=Ii", 0x20080522, 0), 8)
+
+
+def capabilities() -> int:
+    """The first 32 effective capabilities of this process, as bits."""
+    found = ctypes.create_string_buffer(24)
+    syscall("capget", _capability_header(), found)
+    return int.from_bytes(found.raw[:4], "little")
+
+
+def filtered() -> bool:
+    """Whether a system call filter is installed, and no program that is started can shake it off."""
+    filter_mode = 2
+    return bool(
+        libc().prctl(PR_GET_SECCOMP, 0, 0, 0, 0) == filter_mode and libc().prctl(PR_GET_NO_NEW_PRIVS, 0, 0, 0, 0) == 1
+    )
 
 
 def filter_system_calls() -> None:

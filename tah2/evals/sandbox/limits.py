@@ -29,6 +29,8 @@ class Limits:
                 raise ConfigError(f"The sandbox limit {name} must be positive, not {value}.")
 
 
+Kind = Literal["room", "fence", "none"]
+"""What a program is kept in: namespaces of its own, a Landlock fence in the machine's tree, or limits alone."""
 Ending = Literal["done", "failed", "time", "memory", "output", "crashed"]
 """A harness that raised has "failed"; a process that vanished without a word has "crashed"."""
 

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import select
+import shutil
 import signal
 import tempfile
 import time
@@ -14,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tah2.evals.sandbox import jail, kernel
+from tah2.evals.sandbox import fence, jail, kernel
 from tah2.evals.sandbox.jail import JailPlan
 from tah2.evals.sandbox.limits import Limits, Outcome
 
@@ -79,8 +80,12 @@ class Channels:
         os.closerange(before + 1, os.sysconf("SC_OPEN_MAX"))
 
 
-def run_jailed(run: Run, plan: JailPlan | None, abandoned: Callable[[], bool] = lambda: False) -> Outcome:
-    """Run in a room by `plan`, or in a mere process group where that is None; ends early when `abandoned`."""
+def run_jailed(run: Run, plan: JailPlan, abandoned: Callable[[], bool] = lambda: False) -> Outcome:
+    """Run as `plan` says; ends early when `abandoned`."""
+    if plan.kind != "room":
+        shutil.rmtree(plan.scratch, ignore_errors=True)
+        plan.scratch.mkdir()
+        plan.scratch.chmod(0o777)
     started = time.monotonic()
     channels = Channels()
     porter = os.fork()
@@ -109,11 +114,9 @@ def run_jailed(run: Run, plan: JailPlan | None, abandoned: Callable[[], bool] = 
     return Outcome(ending, reply, text, seconds, status)  # type: ignore[arg-type]
 
 
-def _admit(porter: int, plan: JailPlan | None, channels: Channels) -> None:
+def _admit(porter: int, plan: JailPlan, channels: Channels) -> None:
     """Give the porter its user names once it stands in its own user namespace."""
-    if plan is None:
-        return
-    if os.read(channels.entered.reading, 1):
+    if plan.kind == "room" and os.read(channels.entered.reading, 1):
         with contextlib.suppress(OSError):  # without names it cannot build the room, and says so
             jail.user_maps(porter)
     channels.mapped.close(1)
@@ -219,8 +222,8 @@ def _never_return(work: Callable[[], int]) -> None:
         os._exit(status)
 
 
-def _porter(run: Run, plan: JailPlan | None, channels: Channels) -> int:
-    """Enter new namespaces and start process 1 in them; without a plan, start the program right away."""
+def _porter(run: Run, plan: JailPlan, channels: Channels) -> int:
+    """Enter new namespaces, where the plan asks for a room, and start process 1."""
     os.setsid()
     kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
     channels.verdict.close(0)
@@ -228,7 +231,7 @@ def _porter(run: Run, plan: JailPlan | None, channels: Channels) -> int:
     channels.close_all_else()
     os.dup2(channels.output.writing, 2)
     others = jail.processes_of(jail.NOBODY if os.geteuid() == 0 else os.geteuid())
-    if plan is not None and _enter_namespaces(channels) and jail.counts_by_namespace():
+    if plan.kind == "room" and _enter_namespaces(channels) and jail.counts_by_namespace():
         others = 0
     first = os.fork()
     if first == 0:
@@ -255,19 +258,21 @@ def _enter_namespaces(channels: Channels) -> bool:
     return True
 
 
-def _first(run: Run, plan: JailPlan | None, channels: Channels, others: int) -> int:
+def _first(run: Run, plan: JailPlan, channels: Channels, others: int) -> int:
     """Process 1 of the room: builds it, starts the program, and takes everything along when it ends."""
     channels.entered.close()
     channels.mapped.close()
-    if plan is not None:
+    place = jail.TEMPORARY if plan.kind == "room" else str(plan.scratch)
+    if plan.kind == "room":
         jail.build_room(plan, run.limits)
-        tempfile.tempdir = os.environ["TMPDIR"] = jail.TEMPORARY
-    jail.become_nobody()
+    tempfile.tempdir = os.environ["TMPDIR"] = os.environ["HOME"] = place
+    os.chdir(place)
+    jail.become_nobody(plan)
     kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
     kernel.prctl(kernel.PR_SET_DUMPABLE, 0)
     program = os.fork()
     if program == 0:
-        _never_return(lambda: _program(run, channels, others))
+        _never_return(lambda: _program(run, plan, channels, others))
     channels.close()
     while True:
         pid, status = os.wait()
@@ -276,7 +281,7 @@ def _first(run: Run, plan: JailPlan | None, channels: Channels, others: int) -> 
             return code if code >= 0 else 128 - code
 
 
-def _program(run: Run, channels: Channels, others: int) -> int:
+def _program(run: Run, plan: JailPlan, channels: Channels, others: int) -> int:
     """The harness. What it forks inherits neither the verdict's pipe nor a way to reach this process.
 
     `others`: processes of the same user that the limit on processes would count along.
@@ -289,6 +294,8 @@ def _program(run: Run, channels: Channels, others: int) -> int:
     channels.output.close()
     os.register_at_fork(after_in_child=lambda: channels.verdict.close(1))
     jail.limit_resources(run.limits, others)
+    if plan.kind == "fence":
+        fence.raise_fence(plan.readable, (plan.scratch,))
     kernel.filter_system_calls()
     try:
         reply = json.dumps(run.harness(run.request))

@@ -50,7 +50,7 @@ def harness_named(name: str) -> Harness:
 
 
 def main() -> None:
-    """argv: import path, modules to import ahead, folders to show inside, whether to jail; as one JSON object."""
+    """argv: one JSON object with import path, modules to import ahead, folders to show inside, and the kind."""
     setup = json.loads(sys.argv[1])
     sys.path[:] = setup["path"]
     requests, replies = _own_streams()
@@ -65,12 +65,14 @@ def main() -> None:
     gc.freeze()
     kernel.prctl(kernel.PR_SET_CHILD_SUBREAPER, 1)
     with tempfile.TemporaryDirectory(prefix="tah2-room-", ignore_cleanup_errors=True) as root:
-        plan = JailPlan(Path(root), jail.python_folders(setup["show"])) if setup["jailed"] else None
+        for folder in (Path(root).parent, Path(root)):
+            folder.chmod(0o711)
+        plan = JailPlan(setup["kind"], Path(root), jail.python_folders(setup["show"]))
         while (job := receive(requests)) is not None:
             send(replies, asdict(_serve(job, plan, requests)))
 
 
-def _serve(job: dict[str, Any], plan: JailPlan | None, requests: IO[bytes]) -> Outcome:
+def _serve(job: dict[str, Any], plan: JailPlan, requests: IO[bytes]) -> Outcome:
     run = Run(harness_named(job["harness"]), job["request"], Limits(**job["limits"]), job["keep_output"])
     return run_jailed(run, plan, lambda: _hung_up(requests))
 
