@@ -79,9 +79,11 @@ def _words(text: str) -> list[str]:
 
 
 def _opened(folder: Path, arguments: argparse.Namespace) -> Any:
+    """The run with the benchmarks that were asked for, or all that can be cut."""
     from tah2.evals.grade_run import GradedRun
+    from tah2.evals.scaling import cuttable_tasks
 
-    return GradedRun(folder, arguments.data_dir, _words(arguments.tasks))
+    return GradedRun(folder, arguments.data_dir, _words(arguments.tasks) or cuttable_tasks(folder))
 
 
 def _common_grid(runs: Sequence[Any]) -> list[int]:

@@ -37,7 +37,7 @@ def work(config: EvalConfig, number: int, inbox: Any, outbox: Any, seconds: floa
     try:
         from tah2.evals.run import engine_run
 
-        run = engine_run(config)
+        run = engine_run(own_share(config, number))
         outbox.put((number, Ready(run.window)))
         open_ = True
         while open_ or run.busy:
@@ -55,17 +55,26 @@ def work(config: EvalConfig, number: int, inbox: Any, outbox: Any, seconds: floa
         outbox.put((number, Broken(reason)))
 
 
+def own_share(config: EvalConfig, number: int) -> EvalConfig:
+    """The configuration of one worker: a GPU of its own where there are several, and its part of the CPU's threads."""
+    import torch
+
+    if config.engine.get("device") in (None, "cuda") and torch.cuda.device_count() > 1:
+        device = f"cuda:{number % torch.cuda.device_count()}"
+        return dataclasses.replace(config, engine={**config.engine, "device": device})
+    if not config.ray:
+        torch.set_num_threads(max(1, torch.get_num_threads() // config.workers))
+    return config
+
+
 def _arrivals(inbox: Any, wait: float) -> Iterator[Sample | None]:
     """What lies in the inbox now; with `wait`, the first of it may take that long."""
     try:
         yield inbox.get(timeout=wait) if wait else inbox.get_nowait()
         while True:
             yield inbox.get_nowait()
-    except queue.Empty:
+    except queue.Empty:  # Ray's own exception is one too
         return
-    except Exception as error:
-        if type(error).__name__ != "Empty":  # Ray's queue has an exception of its own
-            raise
 
 
 class WorkersRun:
@@ -106,9 +115,7 @@ def _drive(pool: Pool, waiting: Iterator[Sample]) -> Iterator[SampleRecord]:
     while not all(told) or any(held):
         try:
             number, news = pool.outbox.get(timeout=LOOK_AGAIN_SECONDS)
-        except Exception as error:
-            if type(error).__name__ != "Empty":
-                raise
+        except queue.Empty:
             for number in range(len(held)):
                 if (held[number] or not told[number]) and not pool.alive(number):
                     raise ConfigError(f"Worker {number} has died; the same command goes on from here.") from None

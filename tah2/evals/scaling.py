@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
+from pathlib import Path
 
 import numpy as np
 
@@ -17,10 +18,12 @@ from tah2.evals.curves import Curve
 from tah2.evals.cutoffs import TextOf, cut
 from tah2.evals.flops import FlopsModel
 from tah2.evals.grade_run import GradedRun
+from tah2.evals.manifest import RunManifest
 from tah2.evals.records import SampleRecord
 from tah2.evals.run_plan import response_text
 from tah2.evals.score import length, mean_depth, per_problem
 from tah2.evals.statistics import Floats
+from tah2.evals.tasks import task_named
 
 PAPER_CUTOFFS = tuple(k * 1024 for k in (4, 6, 8, 12, 16, 20, 24, 28, 32))
 VOTE_DRAWS = 2000
@@ -90,16 +93,17 @@ def default_cutoffs(limit: int) -> tuple[int, ...]:
     return tuple(sorted({max(1, round(limit * each / PAPER_CUTOFFS[-1])) for each in PAPER_CUTOFFS}))
 
 
+def cuttable_tasks(folder: Path) -> list[str]:
+    """The benchmarks of a run whose responses can be cut: those that are no conversations."""
+    names = [name for name in RunManifest.read(folder).tasks if not task_named(name).multi_turn]
+    if not names:
+        raise ConfigError(f"{folder} holds multi-turn tasks alone, whose episodes cannot be cut afterwards.")
+    return names
+
+
 def token_limit(run: GradedRun) -> int:
-    """The lowest output limit among the run's tasks that can be cut."""
-    limits = [run.manifest.tasks[name]["decoding"]["max_tokens"] for name in cuttable(run)]
-    if not limits:
-        raise ConfigError(f"{run.folder} holds multi-turn tasks alone, whose episodes cannot be cut afterwards.")
-    return int(min(limits))
-
-
-def cuttable(run: GradedRun) -> list[str]:
-    return [name for name, loaded in run.loaded.items() if not loaded.task.multi_turn]
+    """The lowest output limit among the run's tasks."""
+    return int(min(run.manifest.tasks[name]["decoding"]["max_tokens"] for name in run.loaded))
 
 
 def run_curves(run: GradedRun, cutoffs: Sequence[int], tokenizer: object = None, workers: int = 1) -> RunCurves:
@@ -108,7 +112,7 @@ def run_curves(run: GradedRun, cutoffs: Sequence[int], tokenizer: object = None,
     loop, backbone = manifest.loop, manifest.backbone
     ceiling = manifest.model.get("max_depth")
     flops = None if loop is None or backbone is None else FlopsModel(backbone, loop, ceiling)
-    curves = [_task_curve(run, name, tuple(cutoffs), tokenizer, flops, workers) for name in cuttable(run)]
+    curves = [_task_curve(run, name, tuple(cutoffs), tokenizer, flops, workers) for name in run.loaded]
     kind = "unknown" if loop is None else loop.kind
     return RunCurves(manifest.label, kind, None if loop is None else loop.max_depth, ceiling, tuple(curves))
 

@@ -177,3 +177,14 @@ def test_tools_reach_models_whose_template_knows_none():
         assert tokenizer.decode(Prompts(tokenizer, "on", {}).of_conversation(messages, tools)) == "cd<go>"
     finally:
         tokenizer.chat_template = None
+
+
+@pytest.mark.slow
+def test_workers_of_a_ray_cluster_make_the_records_of_one_process(model: Path, data: Path, tmp_path: Path):
+    ray = pytest.importorskip("ray")
+    evaluate(asked(model, data, tmp_path / "one", n=1))
+    try:
+        assert evaluate(asked(model, data, tmp_path / "cluster", n=1, ray=True, workers=2)).generated == 3
+    finally:
+        ray.shutdown()
+    assert same_samples(records(tmp_path / "one"), records(tmp_path / "cluster"))
