@@ -129,6 +129,9 @@ class Timed:
     def layers(self, x: Tensor, layers: range, cosine: Tensor, sine: Tensor, plan: PassPlan, pool_layer: int) -> Tensor:
         return self._timed(lambda: self.weights.layers(x, layers, cosine, sine, plan, pool_layer))
 
+    def norm(self, x: Tensor) -> Tensor:
+        return self._timed(lambda: self.weights.norm(x))
+
     def head(self, state: Tensor) -> Tensor:
         return self._timed(lambda: self.weights.head(state))
 

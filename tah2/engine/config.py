@@ -22,7 +22,7 @@ class EngineConfig:
     """Memory of the pool; None: 2 GiB on a CPU, `gpu_memory_utilization` of what is free on a GPU."""
     gpu_memory_utilization: float = 0.9
     enable_prefix_caching: bool = True
-    wavefront_rows: int = 4
+    wavefront_rows: int = 8
     """Run drafts of next tokens while a pass has at most this many rows, drafts included; 0 turns them off."""
     admission_horizon: int = 128
     """Output tokens per request that admission sets room aside for, at the depth that requests have shown."""

@@ -3,18 +3,28 @@
 from __future__ import annotations
 
 import copy
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from tah2.engine import kernels
-from tah2.engine.kernels import PackedBlock, PackedBlocks, PackedLinear, Step, Storage, Visible, pack_linear
+from tah2.engine.kernels import (
+    PackedBlock,
+    PackedBlocks,
+    PackedLinear,
+    Step,
+    Storage,
+    Visible,
+    pack_linear,
+    packed_swiglu,
+    rms_norm,
+)
 from tah2.engine.paged import PassPlan
 from tah2.engine.weights import ModelWeights
 from tah2.model.attention import Attend
 from tah2.model.loop import LoopedDecoder
+from tah2.model.parts import RMSNorm, SwiGLU
 from tah2.model.rotary import rotate
 
 Part = TypeVar("Part", bound=nn.Module)
@@ -27,9 +37,10 @@ class PackedWeights(ModelWeights):
         super().__init__(decoder)
         self.paged = paged_attention
         self.blocks = PackedBlocks([PackedBlock(block, storage) for block in decoder.layers])  # type: ignore[arg-type]
+        self.packed_norm = _Norm(decoder.norm, storage)
         self.packed_head = pack_linear(decoder.head_weight, None, storage)
-        self.reentry_part = with_packed_linears(decoder.reentry, storage)
-        self.gate_part = None if decoder.gate is None else with_packed_linears(decoder.gate, storage)
+        self.reentry_part = packed_part(decoder.reentry, storage)
+        self.gate_part = None if decoder.gate is None else packed_part(decoder.gate, storage)
 
     def layers(self, x: Tensor, layers: range, cosine: Tensor, sine: Tensor, plan: PassPlan, pool_layer: int) -> Tensor:
         hidden = x.float().clone(memory_format=torch.contiguous_format)  # blocks update it in place
@@ -42,6 +53,9 @@ class PackedWeights(ModelWeights):
         step = Step(cosine, sine, plan.new_slots.int(), visible)
         self.blocks(hidden, layers, step, plan.pool.keys, plan.pool.values, pool_layer)
         return hidden.to(x.dtype)
+
+    def norm(self, x: Tensor) -> Tensor:
+        return self.packed_norm(x)
 
     def head(self, state: Tensor) -> Tensor:
         return self.packed_head(state)
@@ -62,7 +76,7 @@ def run_with(block: PackedBlock, hidden: Tensor, cosine: Tensor, sine: Tensor, a
 
 
 def _normed(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
-    return x if weight is None else F.rms_norm(x, weight.shape, weight, eps)
+    return x if weight is None else rms_norm(x, weight, eps)
 
 
 def paged_attention(query: Tensor, key_pool: Tensor, value_pool: Tensor, slots: Tensor, offsets: Tensor) -> Tensor:
@@ -71,7 +85,7 @@ def paged_attention(query: Tensor, key_pool: Tensor, value_pool: Tensor, slots: 
     return kernels.paged_attention(query, key_pool, value_pool, slots.int(), offsets.int(), scale)
 
 
-class _Packed(nn.Module):
+class _Linear(nn.Module):
     """A packed layer in the place of an `nn.Linear`."""
 
     def __init__(self, linear: nn.Linear, storage: Storage) -> None:
@@ -82,11 +96,44 @@ class _Packed(nn.Module):
         return self.packed(x)
 
 
-def with_packed_linears(part: Part, storage: Storage) -> Part:
-    """A copy of a loop's part whose linear layers are packed."""
-    packed: Part = copy.deepcopy(part)
-    for name, module in list(packed.named_modules()):
-        if isinstance(module, nn.Linear):
-            parent, _, child = name.rpartition(".")
-            setattr(packed.get_submodule(parent), child, _Packed(module, storage))
-    return packed
+class _SwiGLU(nn.Module):
+    """Gate and up projection as one packed layer."""
+
+    def __init__(self, mlp: SwiGLU, storage: Storage) -> None:
+        super().__init__()
+        gate, up, down = mlp.gate_proj, mlp.up_proj, mlp.down_proj
+        self.gate_up = packed_swiglu(gate.weight, up.weight, gate.bias, up.bias, storage)
+        self.down = pack_linear(down.weight, down.bias, storage)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(self.gate_up(x))
+
+
+class _Norm(nn.Module):
+    """A norm in one call."""
+
+    def __init__(self, norm: RMSNorm, storage: Storage) -> None:
+        super().__init__()
+        self.norm = norm
+
+    def forward(self, x: Tensor) -> Tensor:
+        exact = x.dtype == self.norm.weight.dtype == torch.float32
+        return rms_norm(x, self.norm.weight, self.norm.eps) if exact else self.norm(x)
+
+
+_PACKED: dict[type[nn.Module], Any] = {nn.Linear: _Linear, SwiGLU: _SwiGLU, RMSNorm: _Norm}
+
+
+def packed_part(part: Part, storage: Storage) -> Part:
+    """A copy of a loop's part whose layers are packed."""
+    copied: Part = copy.deepcopy(part)
+    _pack_children(copied, storage)
+    return copied
+
+
+def _pack_children(module: nn.Module, storage: Storage) -> None:
+    for name, child in module.named_children():
+        if type(child) in _PACKED:
+            setattr(module, name, _PACKED[type(child)](child, storage))
+        else:
+            _pack_children(child, storage)

@@ -75,7 +75,7 @@ class Runner:
         x = self._inputs(rows, anchor)
         plan = plan_looped(strands, self.pools.looped, self.weights.paged)
         x = self.weights.layers(x, self.decoder.looped, cosine, sine, plan, 0)
-        state = x if self.loops_middle else self.decoder.norm(x)
+        state = x if self.loops_middle else self.weights.norm(x)
 
         asks = self._asks(rows)
         logits, predicted = self._read(rows, state, asks) if self.reads_every_depth else (None, None)
@@ -228,7 +228,7 @@ class Runner:
             plan = plan_once(strands, self.pools.once, self.weights.paged)
             coda = range(self.decoder.looped.stop, len(self.decoder.layers))
             x = torch.cat([finals[i][0] for i in done])
-            out = self.decoder.norm(self.weights.layers(x, coda, cosine, sine, plan, self.decoder.looped.start))
+            out = self.weights.norm(self.weights.layers(x, coda, cosine, sine, plan, self.decoder.looped.start))
             for i, s, part_of in zip(done, strands, out.split([len(s) for s in strands]), strict=True):
                 if s.kept_from < len(s):
                     finals[i] = (finals[i][0], self.weights.head(part_of[s.kept_from :]).float())

@@ -27,6 +27,10 @@ class Weights(Protocol):
         """x `[n, d]` through backbone layers, whose keys and values live in the plan's pool from `pool_layer` on."""
         ...
 
+    def norm(self, x: Tensor) -> Tensor:
+        """The layers' output `[n, d]` -> the state that the head reads."""
+        ...
+
     def head(self, state: Tensor) -> Tensor:
         """state `[n, d]` -> logits `[n, vocabulary]`"""
         ...
@@ -57,6 +61,9 @@ class ModelWeights:
         for offset, layer in enumerate(layers):
             x = self.decoder.layers[layer](x, cosine, sine, plan.attend(pool_layer + offset))[0]
         return x
+
+    def norm(self, x: Tensor) -> Tensor:
+        return self.decoder.norm(x)
 
     def head(self, state: Tensor) -> Tensor:
         return F.linear(state, self.decoder.head_weight)

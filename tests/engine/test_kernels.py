@@ -373,6 +373,20 @@ def test_selection_survives_what_is_not_a_number(compiled: None):
     assert 0 <= int(kernels.largest(logits)) < 400
 
 
+def test_the_most_probable_of_a_nearly_flat_row(compiled: None):
+    logits = torch.zeros(1, 60_000)
+    logits[0, ::7] = 1e-3 * torch.arange(len(logits[0, ::7]))
+    tokens, _ = kernels.most_probable(logits, 40)
+    assert torch.equal(tokens, logits.topk(40).indices)
+
+
+@pytest.mark.parametrize("shape", [(3, 64), (1, 5), (2, 4, 24)])
+def test_norms_equal_stock_pytorchs(way: str, shape: tuple[int, ...]):
+    weight = random(shape[-1])
+    for x in (random(*shape), random(shape[-1], 3).T):
+        torch.testing.assert_close(kernels.rms_norm(x, weight, 1e-6), kernels.reference_rms_norm(x, weight, 1e-6))
+
+
 def test_the_first_of_equal_maxima_wins(way: str):
     assert kernels.summarise(torch.tensor([[0.0, 2.0, 1.0, 2.0] * 20])).argmax.tolist() == [1]
 

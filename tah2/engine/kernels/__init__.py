@@ -11,6 +11,7 @@ from tah2.engine.kernels.block import PackedBlock, PackedBlocks, Step
 from tah2.engine.kernels.build import available
 from tah2.engine.kernels.linear import STORAGES, PackedLinear, Storage, pack_linear, packed_swiglu, stored
 from tah2.engine.kernels.memory import huge_empty
+from tah2.engine.kernels.norm import reference_rms_norm, rms_norm
 from tah2.engine.kernels.summary import Summary, largest, most_probable, reference_summarise, summarise
 
 __all__ = [
@@ -32,7 +33,9 @@ __all__ = [
     "packed_swiglu",
     "paged_attention",
     "reference_attend",
+    "reference_rms_norm",
     "reference_summarise",
+    "rms_norm",
     "stored",
     "summarise",
 ]

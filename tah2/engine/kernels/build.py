@@ -124,6 +124,7 @@ def _declare(library: ctypes.CDLL) -> ctypes.CDLL:
     library.tah2_read.argtypes, library.tah2_read.restype = [pointer, whole, whole], real
     library.tah2_blocks_step.argtypes = [pointer, whole, pointer, pointer, whole, whole, pointer]
     library.tah2_most_probable.argtypes = [pointer, whole, pointer, whole, whole, whole, pointer, pointer, whole]
-    for name in ("linear", "attend", "block_step", "blocks_step", "most_probable", "summary"):
+    library.tah2_rms_norm.argtypes = [pointer, whole, pointer, whole, whole, real, pointer]
+    for name in ("linear", "attend", "block_step", "blocks_step", "most_probable", "rms_norm", "summary"):
         getattr(library, f"tah2_{name}").restype = None
     return library

@@ -35,6 +35,10 @@ void tah2_block_step(const Block* block, const Pass* pass, const PoolView* pool,
     else block_step(*block, *pass, pool_of<float>(*pool), hidden);
 }
 
+void tah2_rms_norm(const float* x, int64_t stride, const float* weight, int64_t rows, int64_t width, float eps, float* out) {
+    rms_norm(x, stride, weight, rows, width, eps, out);
+}
+
 // `count` blocks, whose pools lie `key_layer` and `value_layer` numbers apart.
 void tah2_blocks_step(const Block* blocks, int64_t count, const Pass* pass, const PoolView* pool, int64_t key_layer,
                       int64_t value_layer, float* hidden) {

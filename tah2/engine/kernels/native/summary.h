@@ -58,12 +58,40 @@ INLINE uint32_t descending(float x) {
     return word >> 31 ? word : ~(word | 0x80000000u);
 }
 
+// A number that at least k of the `values` reach and few others do: the smallest of the histogram's bins, counted from
+// the maximum down, that together hold k. Values far below the maximum share the last bin.
+INLINE float bound_of(const std::vector<float>& values, int64_t k, float maximum) {
+    constexpr int BINS = 1024;
+    constexpr float PER_UNIT = 32;  // bins of 1/32; a logit 32 below the maximum has no probability to speak of
+    if ((int64_t)values.size() <= k || !std::isfinite(maximum)) return -INFINITY;
+    int32_t count[BINS] = {};
+    for (const float value : values) count[(int)std::min<float>(BINS - 1, (maximum - value) * PER_UNIT)]++;
+    int bin = 0;
+    for (int64_t held = count[0]; held < k; held += count[bin]) bin++;
+    // One bin of slack, so that rounding in (maximum - value) cannot lose a value that was counted.
+    return bin >= BINS - 1 ? -INFINITY : maximum - (bin + 2) / PER_UNIT;
+}
+
+// Sorts numbers whose lower half is below 2^22 (a token), ascending: five passes over their digits of 11 bits.
+INLINE void sort_words(std::vector<uint64_t>& words, std::vector<uint64_t>& spare) {
+    constexpr int BITS = 11, DIGITS = 1 << BITS;
+    spare.resize(words.size());
+    for (const int shift : {0, 11, 32, 43, 54}) {
+        uint32_t place[DIGITS] = {};
+        for (const uint64_t word : words) place[(word >> shift) & (DIGITS - 1)]++;
+        uint32_t next = 0;
+        for (uint32_t& here : place) next += std::exchange(here, next);
+        for (const uint64_t word : words) spare[place[(word >> shift) & (DIGITS - 1)]++] = word;
+        words.swap(spare);
+    }
+}
+
 // The k most probable tokens of a row, descending, the first of equals first. Logits are put into groups, whose maxima
-// are found in passing; the k-th largest maximum is a bound that at least k logits reach and few others do.
+// are found in passing; a bound that k of the maxima reach is one that at least k logits reach and few others do.
 INLINE void most_probable(const float* row, int64_t width, int64_t k, float* probability, int64_t* token) {
     constexpr int64_t SPAN = 16, BLOCK = SPAN * WIDTH;  // group: lane l of the SPAN vectors of one block
-    static thread_local std::vector<float> maxima, ranked;
-    static thread_local std::vector<uint64_t> found;  // order of the logit, then of the token, as one number
+    static thread_local std::vector<float> maxima;
+    static thread_local std::vector<uint64_t> found, spare;  // order of the logit, then its token, as one number
     maxima.assign((width + BLOCK - 1) / BLOCK * WIDTH, -INFINITY);
     float maximum = -INFINITY;
     int64_t d = 0;
@@ -80,20 +108,19 @@ INLINE void most_probable(const float* row, int64_t width, int64_t k, float* pro
         top = std::max(top, row[d]);
     }
     for (const float top : maxima) maximum = std::max(maximum, top);
-    float bound = -INFINITY;
-    if ((int64_t)maxima.size() > k) {
-        ranked = maxima;
-        std::nth_element(ranked.begin(), ranked.begin() + k - 1, ranked.end(), std::greater<float>());
-        bound = ranked[k - 1];
-    }
+    const float bound = bound_of(maxima, k, maximum);
     found.clear();
-    for (int64_t g = 0; g < (int64_t)maxima.size(); g++) {
-        if (maxima[g] < bound) continue;
-        for (int64_t i = g / WIDTH * BLOCK + g % WIDTH, v = 0; v < SPAN && i < width; v++, i += WIDTH)
-            if (!(row[i] < bound)) found.push_back((uint64_t)descending(row[i]) << 32 | (uint32_t)i);
+    for (int64_t first = 0; first < width; first += BLOCK)
+        for (int64_t lane = 0; lane < WIDTH; lane++) {
+            if (maxima[first / SPAN + lane] < bound) continue;
+            for (int64_t i = first + lane, v = 0; v < SPAN && i < width; v++, i += WIDTH)
+                if (!(row[i] < bound)) found.push_back((uint64_t)descending(row[i]) << 32 | (uint32_t)i);
+        }
+    if ((int64_t)found.size() > 4 * k) {  // the bound is loose where rows are flat
+        std::nth_element(found.begin(), found.begin() + k - 1, found.end());
+        found.resize(k);
     }
-    std::nth_element(found.begin(), found.begin() + k - 1, found.end());
-    std::sort(found.begin(), found.begin() + k);
+    sort_words(found, spare);
     const float total = sum_of_exponentials(row, width, maximum);
     for (int64_t i = 0; i < k; i++) {
         token[i] = (uint32_t)found[i];
