@@ -247,9 +247,11 @@ def _matches(name: str, patterns: Iterable[str]) -> bool:
 
 
 def _tasks(study: StudySection, bases: Mapping[str, BaseUnit], units: Mapping[str, Unit]) -> Iterable[Task]:
-    yield from (Task("base", name) for name in bases)
-    responding = []
+    responding, begun = [], set[str]()
     for unit in _in_order(units):
+        if unit.base.id not in begun:
+            begun.add(unit.base.id)
+            yield Task("base", unit.base.id)
         if unit.of is None:
             needs = [f"base:{unit.base.id}", *(f"validate:{name}" for name in unit.candidates)]
             needs += [f"train:{unit.after}"] if unit.after is not None else []
