@@ -102,6 +102,13 @@ def test_an_answer_that_is_a_sentence_is_compared_by_its_words():
     assert not right(gold, "\\boxed{\\text{all prime numbers, 1, 4, and 9}}")
 
 
+def test_a_tolerance_is_the_problems_own():
+    problem = Problem("p", (), "", {"answer": ["4.2"], "error": "1e-1"})
+    responses = ["\\boxed{4.3}", "\\boxed{4.1}", "\\boxed{4.4}", "\\boxed{x}"]
+    assert [grade.correct for grade in grade_many(MATH, [(problem, each) for each in responses])] == [1, 1, 0, 0]
+    assert not right("4.2", "\\boxed{4.3}")
+
+
 def test_forms_of_one_number_are_one_answer_for_votes():
     items = [(asked("7"), f"\\boxed{{{form}}}") for form in ("\\frac{1}{2}", "0.5", "\\frac{2}{4}", "8")]
     answers = [grade.answer for grade in grade_many(MATH, items)]
@@ -147,6 +154,10 @@ def test_grades_come_in_order_and_are_told_as_they_come():
         ("option A is wrong ... Answer: J", "J"),
         ("Answer: A\n\nWait. Answer: B", "B"),
         ("<think>Answer: A</think>Answer: B", "B"),
+        ("Answer: \\textbf{(D)} since", "D"),
+        ("**Answer: (I)**", "I"),
+        ("final answer\nC", "C"),
+        ("The answer I would give is unclear", None),
         ("A dog", None),
         ("The answer depends on time", None),
         ("", None),

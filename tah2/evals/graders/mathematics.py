@@ -29,7 +29,7 @@ def request(problem: Problem, response: Answered) -> Request | Grade:
         return Grade(1.0, "same words", gold)
     if not text.strip():
         return Grade(0.0, "no answer")
-    return {"gold": gold, "response": text}
+    return {"gold": gold, "response": text, "tolerance": float(problem.data.get("error") or 0)}
 
 
 def verdict(problem: Problem, reply: Any) -> Grade:

@@ -55,10 +55,13 @@ def _words(text: str) -> str:
 def chosen_letter(response: str, letters: str) -> str | None:
     """The letter that a response settles on: in its last \\boxed{}, else after its last "answer"."""
     text = after_thinking(response)
-    boxed = rf"\\boxed\{{\s*(?:\\[a-z]+\s*\{{)?\s*\(?([{letters}])(?![A-Za-z])"
-    stated = rf"(?i:answer)\W*(?i:is)?\W*(?:\\[a-z]+\s*\{{)?\W*([{letters}])(?![A-Za-z])"
-    for pattern in (boxed, stated):
-        found = re.findall(pattern, text)
+    letter = rf"(?:\\[a-z]+\s*\{{)?\W*([{letters}])(?![A-Za-z])"
+    boxed = rf"\\boxed\{{\s*{letter}"
+    link = r"(?:\W*(?i:is)\b|\s*[*_]*\s*[:=])"
+    stated = rf"(?i:answer){link}\W*{letter}"
+    alone = rf"(?i:answer)\W+([{letters}])\W*$"
+    for pattern in (boxed, stated, alone):
+        found = re.findall(pattern, text, re.MULTILINE)
         if found:
             return str(found[-1])
     return None

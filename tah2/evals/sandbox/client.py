@@ -133,6 +133,10 @@ class Sandbox:
         allow_unsandboxed: bool | None = None,
     ) -> None:
         report = sandbox_report()
+        if not kernel.supported():
+            raise SandboxError(
+                "Model-written code is run on Linux (x86_64, aarch64) only; grade there, or in a container."
+            )
         allowed = os.environ.get(ALLOW_VARIABLE) == "1" if allow_unsandboxed is None else allow_unsandboxed
         if not report["sandboxed"] and not allowed:
             raise SandboxError(
