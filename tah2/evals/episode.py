@@ -17,11 +17,13 @@ from typing import Any, NamedTuple
 
 from tah2.evals.graders.grading import grader_of, sandbox_for
 from tah2.evals.graders.responses import END_OF_THINKING
-from tah2.evals.sandbox import Sandbox
+from tah2.evals.sandbox import Limits, Sandbox
 from tah2.evals.task import Problem, Task
 
 MOST_STEPS = 20
 """Answers in one turn; an episode that needs more has failed."""
+STEP = Limits(wall_seconds=60, cpu_seconds=20, processes=8)
+"""For the calls of a step and all before it, which take milliseconds unless an argument is absurd."""
 MORE_FUNCTIONS = "I have updated some more functions you can choose from. What about now?"
 """What the user says in a turn in which functions appear that were withheld."""
 TOOL_CALL = re.compile(r"<tool_call>\s*(.*?)\s*(?:</tool_call>|\Z)", re.DOTALL)
@@ -125,7 +127,7 @@ def run_calls(problem: Problem, steps: Sequence[Sequence[str]], sandbox: Sandbox
     """What the calls of the last step return."""
     entry = {name: problem.data[name] for name in ("id", "category", "initial_config", "involved_classes")}
     request = {"entry": entry, "steps": steps}
-    outcome = sandbox.call("tah2.evals.graders.inside.tools:execute", request)
+    outcome = sandbox.call("tah2.evals.graders.inside.tools:execute", request, STEP)
     if outcome.ending == "done":
         return [str(result) for result in outcome.reply]
     return [f"Error during execution: {outcome.ending}"] * len(steps[-1])

@@ -134,9 +134,7 @@ class Sandbox:
     ) -> None:
         report = sandbox_report()
         if not kernel.supported():
-            raise SandboxError(
-                "Model-written code is run on Linux (x86_64, aarch64) only; grade there, or in a container."
-            )
+            raise SandboxError("Model-written code runs on Linux (x86_64, aarch64) alone; grade in a container.")
         allowed = os.environ.get(ALLOW_VARIABLE) == "1" if allow_unsandboxed is None else allow_unsandboxed
         if not report["sandboxed"] and not allowed:
             raise SandboxError(
