@@ -56,3 +56,11 @@ def test_the_fitting_weights_are_chosen():
         choose_weights(elsewhere, EngineConfig(weight_storage="int8"))
     state = torch.randn(3, 16)
     torch.testing.assert_close(stored.head(state), ModelWeights(decoder).head(state), atol=0.05, rtol=0.02)
+
+
+@pytest.mark.skipif(not kernels.available(), reason="no compiler here")
+@pytest.mark.parametrize("shape", [(3, 64), (1, 5), (2, 4, 24)])
+def test_norms_equal_stock_pytorchs(shape: tuple[int, ...]):
+    weight = torch.randn(shape[-1])
+    for x in (torch.randn(shape), torch.randn(shape[-1], 3).T):
+        torch.testing.assert_close(kernels.rms_norm(x, weight, 1e-6), kernels.reference_rms_norm(x, weight, 1e-6))
