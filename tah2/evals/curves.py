@@ -67,8 +67,8 @@ class Curve:
 
     def resampled(self, draws: int = DRAWS, seed: int = 0) -> tuple[Floats, Floats]:
         """Mean accuracy and mean compute of every bootstrap draw: two of `[draws, C]`."""
-        shares = Resampling(self.sizes, draws, seed).shares()
-        return shares @ self.accuracy, shares @ self.compute
+        both = Resampling(self.sizes, draws, seed).means(np.stack([self.accuracy, self.compute], 1))
+        return both[:, 0], both[:, 1]
 
 
 @dataclass(frozen=True)

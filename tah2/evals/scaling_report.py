@@ -74,7 +74,7 @@ def point_rows(runs: Sequence[RunCurves], config: ReportConfig) -> list[Row]:
 def _mean_points(run: RunCurves, config: ReportConfig) -> list[Row]:
     accuracy = np.concatenate([curve.accuracy for curve in run.tasks])
     resampling = Resampling([len(curve.accuracy) for curve in run.tasks], config.draws)
-    replicates = resampling.shares() @ accuracy
+    replicates = resampling.means(accuracy)
     flops, seconds = run.against_flops(), run.against_seconds()
     rows = []
     for place, cutoff in enumerate(run.cutoffs):
@@ -168,7 +168,7 @@ def vote_rows(runs: Sequence[RunCurves], config: ReportConfig) -> list[Row]:
         most = min(ballot.responses for curve in able for ballot in curve.ballots)
         credit = np.concatenate([votes(curve.ballots, most, config.vote_draws) for curve in able])
         resampling = Resampling([len(curve.ballots) for curve in able], config.draws)
-        replicates = resampling.shares() @ credit
+        replicates = resampling.means(credit)
         costs = [None if curve.flops is None else float(curve.flops[:, -1].mean()) for curve in able]
         known = [cost for cost in costs if cost is not None]
         each = float(np.mean(known)) if len(known) == len(costs) else None

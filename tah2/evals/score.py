@@ -73,14 +73,15 @@ def score(run: GradedRun, workers: int = 1, draws: int = DRAWS, level: float = L
     accuracies = [per_problem(each, _corrects(run, each)) for each in kept.values()]
     resampling = Resampling([len(each) for each in accuracies], draws)
     joined = np.concatenate(accuracies)
-    average = percentile_interval(float(resampling.weights @ joined), resampling.shares() @ joined, level)
+    average = percentile_interval(float(resampling.weights @ joined), resampling.means(joined), level)
     everything = [record for each in kept.values() for record in each]
     return Scores(run.manifest.label, scored, average, flops_per_token(everything), mean_depth(everything))
 
 
 def write_scores(run: GradedRun, scores: Scores) -> Path:
     path = run.folder / FILE_NAME
-    values = {**asdict(scores), "sessions": run.manifest.sessions, "settings": run.manifest.settings}
+    tasks = {task.task: asdict(task) for task in scores.tasks}
+    values = {**asdict(scores), "tasks": tasks, "sessions": run.manifest.sessions, "settings": run.manifest.settings}
     write_whole(path, json.dumps(_finite(values), indent=2) + "\n")
     return path
 

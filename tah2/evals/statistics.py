@@ -6,7 +6,7 @@ problem are no further evidence about another. With several benchmarks, problems
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -38,8 +38,7 @@ class Interval:
 def mean_interval(values: ArrayLike, *, draws: int = DRAWS, level: float = LEVEL, seed: int = 0) -> Interval:
     """The mean of `values` `[P]` (one number per problem) with a percentile bootstrap interval over problems."""
     values = np.asarray(values, dtype=np.float64)
-    shares = Resampling([len(values)], draws, seed).shares()
-    return percentile_interval(float(values.mean()), shares @ values, level)
+    return percentile_interval(float(values.mean()), Resampling([len(values)], draws, seed).means(values), level)
 
 
 def percentile_interval(estimate: float, replicates: ArrayLike, level: float = LEVEL) -> Interval:
@@ -70,21 +69,40 @@ class Resampling:
         """`[P]`: what each problem counts in the mean over benchmarks of the mean over their problems; sums to 1."""
         return np.concatenate([np.full(size, 1 / (size * len(self.sizes))) for size in self.sizes])
 
+    def means(self, values: ArrayLike) -> Floats:
+        """The mean of `values` `[P, ...]` in every bootstrap draw: `[draws, ...]`, on average `weights @ values`."""
+        values = np.asarray(values, dtype=np.float64)
+        drawn = np.zeros((self.draws, *values.shape[1:]))
+        for rows, columns, counts in self._counts():
+            drawn[rows] += np.tensordot(counts, values[columns] * self._weight(columns), 1)
+        return drawn
+
     def shares(self) -> Floats:
-        """`[draws, P]`: what each problem counts in each draw; every row sums to 1, on average it is `weights`."""
-        random = np.random.default_rng(self.seed)
-        return np.concatenate([_counts(random, size, self.draws) for size in self.sizes], axis=1) * self.weights
+        """`[draws, P]`: what each problem counts in each draw, for few problems: `means` needs no such table."""
+        table = np.zeros((self.draws, sum(self.sizes)))
+        for rows, columns, counts in self._counts():
+            table[rows, columns] = counts * self._weight(columns)
+        return table
 
+    def _weight(self, columns: slice) -> float:
+        return 1 / ((columns.stop - columns.start) * len(self.sizes))
 
-def _counts(random: np.random.Generator, size: int, draws: int) -> Floats:
-    """`[draws, size]`: how often each of `size` problems is drawn in `size` draws with replacement."""
-    rows = []
-    piece = max(1, _AT_ONCE // size)
-    for first in range(0, draws, piece):
-        chosen = random.integers(0, size, (min(piece, draws - first), size))
-        flat = chosen + np.arange(len(chosen))[:, None] * size
-        rows.append(np.bincount(flat.ravel(), minlength=len(chosen) * size).reshape(len(chosen), size))
-    return np.concatenate(rows).astype(np.float64)
+    def _counts(self) -> Iterator[tuple[slice, slice, Floats]]:
+        """(draws, problems, how often each of these problems comes in each of these draws), piece by piece.
+
+        Every benchmark has a stream of its own, so that its draws do not depend on the others.
+        """
+        first = 0
+        for number, size in enumerate(self.sizes):
+            random = np.random.default_rng([self.seed, number] if number else self.seed)
+            piece = max(1, _AT_ONCE // size)
+            for start in range(0, self.draws, piece):
+                rows = slice(start, min(start + piece, self.draws))
+                chosen = random.integers(0, size, (rows.stop - rows.start, size))
+                flat = (chosen + np.arange(len(chosen))[:, None] * size).ravel()
+                counts = np.bincount(flat, minlength=len(chosen) * size).reshape(len(chosen), size)
+                yield rows, slice(first, first + size), counts.astype(np.float64)
+            first += size
 
 
 @dataclass(frozen=True)

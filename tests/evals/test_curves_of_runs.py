@@ -295,7 +295,7 @@ def test_the_commands_print_tables_and_write_files(
     assert "50.0" in printed
     assert "judge 1" in printed
     scores = json.loads((place / "run-tah2" / "scores.json").read_text(encoding="utf-8"))
-    assert scores["tasks"][0]["accuracy"]["estimate"] == 0.5
+    assert scores["tasks"]["gsm8k"]["accuracy"]["estimate"] == 0.5
     assert scores["settings"]["model"]["loop"]["kind"] == "tah2"
     words = [str(place / f"run-{name}") for name in MODELS]
     words += ["--cutoffs", "20,40,60,96", "--fit-to", "60", "--draws", "200", "--out", str(tmp_path), *data]

@@ -47,6 +47,9 @@ def test_each_benchmark_is_resampled_from_its_own_problems():
     np.testing.assert_allclose(shares[:, :3].sum(1), 0.5)
     np.testing.assert_allclose(shares[:, 3:].sum(1), 0.5)
     np.testing.assert_allclose(resampling.weights, [1 / 6] * 3 + [1 / 10] * 5)
+    values = np.random.default_rng(5).random((8, 2))
+    np.testing.assert_allclose(resampling.means(values), shares @ values)
+    np.testing.assert_allclose(Resampling([3], draws=200).means(values[:3, 0]), 2 * shares[:, :3] @ values[:3, 0])
     with pytest.raises(ConfigError, match="no problems"):
         Resampling([3, 0])
 
