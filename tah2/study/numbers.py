@@ -183,6 +183,40 @@ def matched(runs: Runs, baseline: Runs, own: bool = False) -> Matched | None:
     return Matched(at, here, there, percentile_interval(here - there, drawn - their_drawn))
 
 
+def best_within(compute: Floats, accuracy: Floats, at: Floats) -> Floats:
+    """The best accuracy that a mean budget of `at` `[...]` FLOPs per response buys.
+
+    `compute` and `accuracy` `[..., C]` are the curve over cutoffs. A budget need not be spent with one cutoff for all:
+    drawing each problem's cutoff from two of them (answering nothing is one, at no cost) gives every point on the line
+    between theirs. So what counts is the highest such line; spending less than the budget is allowed too.
+    """
+    nothing = np.zeros((*compute.shape[:-1], 1))
+    x, y = np.concatenate([nothing, compute], -1), np.concatenate([nothing, accuracy], -1)
+    wanted = np.asarray(at)[..., None]
+    best = np.where(x <= wanted, y, 0.0).max(-1)
+    for cheap in range(x.shape[-1] - 1):
+        for dear in range(cheap + 1, x.shape[-1]):
+            x0, x1, y0, y1 = x[..., cheap], x[..., dear], y[..., cheap], y[..., dear]
+            inside = (x0 <= wanted[..., 0]) & (wanted[..., 0] < x1)
+            share = np.where(inside, (wanted[..., 0] - x0) / np.where(inside, x1 - x0, 1.0), 0.0)
+            best = np.maximum(best, np.where(inside, y0 + share * (y1 - y0), 0.0))
+    return np.asarray(best)
+
+
+def matched_mean(runs: Runs, baseline: Runs) -> Matched:
+    """Both spend the same mean budget as well as they can: the compute at which the baseline is at its best."""
+    place = int(np.argmax(baseline.mean_accuracy()))
+
+    def compared(mine: Floats, my_compute: Floats, its: Floats, its_compute: Floats) -> tuple[Floats, Floats, Floats]:
+        at = its_compute[..., place]
+        return at, best_within(my_compute, mine, at), best_within(its_compute, its, at)
+
+    points = runs.mean_accuracy(), runs.mean_compute(), baseline.mean_accuracy(), baseline.mean_compute()
+    at, here, there = (float(value) for value in compared(*points))
+    _, drawn, their_drawn = compared(*runs.draws, *baseline.draws)
+    return Matched(at, here, there, percentile_interval(here - there, drawn - their_drawn))
+
+
 def flops_per_token(units: Sequence[UnitResult]) -> float | None:
     """All decoding FLOPs over all generated tokens, mean over units; None without responses."""
     found = [

@@ -110,7 +110,9 @@ def exact_share(units: Sequence[UnitResult]) -> float:
 def matched_rows(results: Results) -> list[dict[str, Any]]:
     """Each variant of the main table beside the baseline, and the main variant beside every other.
 
-    `gain` is in accuracy at the compute where the one that it is set against is at its best.
+    `gain` is in accuracy at a mean budget per response, the compute where the one that it is set against is at its
+    best, both spending it as well as they can (`numbers.best_within`). `one_cutoff` is the same with one output-token
+    cutoff for all responses, `own_compute` where both have said all they have to say (null where a curve begins later).
     """
     names = [name for name in results.group("main") if any(unit.grades for unit in results.of(name))]
     if results.baseline not in names:
@@ -118,22 +120,29 @@ def matched_rows(results: Results) -> list[dict[str, Any]]:
     main = main_variant(results)
     pairs = [(name, results.baseline) for name in names if name != results.baseline]
     pairs += [(main, name) for name in names if main in names and name not in (main, results.baseline)]
-    rows = []
-    for name, against in pairs:
-        found = numbers.matched(numbers.runs_of(results, name), numbers.runs_of(results, against))
-        if found is not None:
-            rows.append(
-                {
-                    "name": name,
-                    "against": against,
-                    "flops": found.flops,
-                    "accuracy": found.accuracy,
-                    "accuracy_against": found.baseline,
-                    "gain": found.gain.estimate,
-                    "interval": ends(found.gain),
-                }
-            )
-    return rows
+    return [matched_row(results, name, against) for name, against in pairs]
+
+
+def matched_row(results: Results, name: str, against: str) -> dict[str, Any]:
+    mine, its = numbers.runs_of(results, name), numbers.runs_of(results, against)
+    found = numbers.matched_mean(mine, its)
+    return {
+        "name": name,
+        "against": against,
+        "flops": found.flops,
+        "accuracy": found.accuracy,
+        "accuracy_against": found.baseline,
+        "gain": found.gain.estimate,
+        "interval": ends(found.gain),
+        "one_cutoff": _gain(numbers.matched(mine, its)),
+        "own_compute": _gain(numbers.matched(mine, its, own=True)),
+    }
+
+
+def _gain(found: numbers.Matched | None) -> dict[str, Any] | None:
+    if found is None:
+        return None
+    return {"flops": found.flops, "gain": found.gain.estimate, "interval": ends(found.gain)}
 
 
 def main_variant(results: Results) -> str:
