@@ -108,8 +108,7 @@ def _tokenizer(run: Any, named: str | None) -> Any:
 
 
 def report(runs: Sequence[RunCurves], config: ReportConfig, out: Path | None) -> None:
-    from rich.console import Console
-
+    from tah2.cli.grade import console_for_tables
     from tah2.evals import scaling_report as tables
 
     made: dict[str, list[Row]] = {
@@ -119,7 +118,7 @@ def report(runs: Sequence[RunCurves], config: ReportConfig, out: Path | None) ->
         "matched": tables.matched_rows(runs, config),
         "votes": tables.vote_rows(runs, config),
     }
-    console = Console()
+    console = console_for_tables()
     for name, rows in made.items():
         if rows:
             console.print(_table(TITLES[name], _shown(name, rows)))
@@ -158,13 +157,14 @@ def _shown(name: str, rows: Sequence[Row]) -> list[Row]:
 
 
 def _table(title: str, rows: Sequence[Row]) -> Any:
+    from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
     names = [name for name in dict.fromkeys(name for row in rows for name in row) if not name.endswith("_low")]
     names = [name for name in names if not name.endswith("_high")]
-    table = Table(title=title)
+    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
     for name in names:
-        table.add_column(name.replace("_", " "), justify="left" if isinstance(rows[0].get(name), str) else "right")
+        table.add_column(name.replace("_", "\n"), justify="left" if isinstance(rows[0].get(name), str) else "right")
     for row in rows:
         table.add_row(*(_cell(name, row) for name in names))
     return table

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,8 @@ DIR receives grades.jsonl (one verdict per response) and scores.json. The comman
 verdict of the same graders keep it, new ones are judged. Accuracy is the mean over problems of the mean over
 responses, with a bootstrap interval over problems. Model-written code runs in a sandbox.
 """
+
+WIDTH = 120
 
 
 def main(argv: list[str]) -> int:
@@ -52,11 +55,11 @@ def main(argv: list[str]) -> int:
 
 
 def show(scores: Scores) -> None:
-    from rich.console import Console
+    from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
-    table = Table("benchmark", "metric", title=scores.label)
-    for name in ("problems", "accuracy %", "interval", "depth", "tokens", "cut", "GFLOPs/token", "TFLOPs/response"):
+    table = Table("task", "metric", title=scores.label, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
+    for name in ("problems", "score %", "interval", "depth", "tokens", "cut", "GFLOPs\n/token", "TFLOPs\n/response"):
         table.add_column(name, justify="right")
     for task in scores.tasks:
         table.add_row(*_row(task))
@@ -66,16 +69,24 @@ def show(scores: Scores) -> None:
         figures += [number(scores.mean_depth, 1, 2), "", "", number(scores.flops_per_token, 1e-9, 3), ""]
         table.add_section()
         table.add_row("average", "", "", *figures)
-    console = Console()
+    console = console_for_tables()
     console.print(table)
     for task in scores.tasks:
         for line in _remarks(task):
             console.print(f"  {task.task}: {line}", highlight=False, markup=False)
 
 
+def console_for_tables() -> Any:
+    """Standard output; as wide as tables like to be where nobody watches."""
+    from rich.console import Console
+
+    console = Console()
+    return console if console.is_terminal or os.environ.get("COLUMNS") else Console(width=WIDTH)
+
+
 def _row(task: TaskScore) -> list[str]:
     return [
-        task.title,
+        task.task,
         task.metric,
         f"{task.problems:,}",
         number(task.accuracy.estimate, 100),

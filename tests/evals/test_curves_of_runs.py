@@ -291,7 +291,7 @@ def test_the_commands_print_tables_and_write_files(
     for name in MODELS:
         assert main(["grade", str(place / f"run-{name}"), *data]) == 0
     printed = capsys.readouterr().out
-    assert "GSM8K" in printed
+    assert "gsm8k" in printed
     assert "50.0" in printed
     assert "judge 1" in printed
     scores = json.loads((place / "run-tah2" / "scores.json").read_text(encoding="utf-8"))
