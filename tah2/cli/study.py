@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -65,8 +66,9 @@ def main(argv: list[str]) -> int:
     from tah2.study.runner import Interrupted, run_study
     from tah2.study.screen import StudyScreen
 
+    command = shlex.join(["tah2", "study", *argv])
     try:
-        shop = run_study(plan, out, StudyScreen(estimate(plan)), jobs=arguments.jobs, stages=stages)
+        shop = run_study(plan, out, StudyScreen(estimate(plan)), jobs=arguments.jobs, stages=stages, command=command)
     except Interrupted as stopped:
         _console().print(f"{stopped} The same command goes on from there.")
         return 130

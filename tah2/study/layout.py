@@ -170,9 +170,11 @@ class Results:
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        self.study: dict[str, Any] = _read(root / STUDY)["study"]
+        asked = _read(root / STUDY)
+        self.study: dict[str, Any] = asked["study"]
         """The resolved study file."""
-        ids: list[str] = _read(root / STUDY)["units"]
+        self.command: str = asked.get("command", "tah2 study")
+        ids: list[str] = asked["units"]
         found = [root / UNITS / name / UNIT for name in ids]
         infos = [build(UnitInfo, _read(path)) for path in found if path.is_file()]
         self.all_units = tuple(UnitResult(root, info) for info in infos)

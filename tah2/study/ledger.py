@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from tah2.config.strict import plain
+from tah2.evals.manifest import commit
 from tah2.evals.records import SampleRecord
 from tah2.study.layout import BASES, STAGES, UNITS
 from tah2.study.plan import WHOLE, Task
@@ -34,7 +35,7 @@ class Ledger:
         return self.root / (BASES if task.stage == "base" else UNITS) / task.subject / STAGES / f"{task.stage}.json"
 
     def entry(self, task: Task) -> dict[str, Any] | None:
-        """`key`, `output` (a digest), `seconds`; None where the stage has not finished."""
+        """`key`, `output` (a digest), `seconds`, `commit`; None where the stage has not finished."""
         path = self.marker(task)
         if not path.is_file():
             return None
@@ -51,7 +52,8 @@ class Ledger:
 
     def close(self, task: Task, key: str, output: str, seconds: float) -> None:
         """The stage is done: its outputs lie on the disk whole."""
-        write_summary(self.marker(task), {"key": key, "output": output, "seconds": round(seconds, 3)})
+        made = {"key": key, "output": output, "seconds": round(seconds, 3), "commit": commit()}
+        write_summary(self.marker(task), made)
 
 
 def key_of(stage: str, inputs: Any) -> str:

@@ -134,7 +134,8 @@ def _work(shop: Shop, task: Task, key: str) -> float:
 def begin_study(shop: Shop) -> None:
     """Write `study.json`, through which the results are read."""
     shop.root.mkdir(parents=True, exist_ok=True)
-    write_summary(shop.root / STUDY, {"study": plain(shop.plan.study), "units": list(shop.plan.units)})
+    asked = {"command": shop.command, "study": plain(shop.plan.study), "units": list(shop.plan.units)}
+    write_summary(shop.root / STUDY, asked)
 
 
 def state_of(shop: Shop, task: Task) -> str:
@@ -157,11 +158,13 @@ def chosen_stages(names: Iterable[str]) -> frozenset[str]:
     return frozenset(names or STAGES)
 
 
-def run_study(plan: Plan, out: Path, screen: Screen, *, jobs: int = 1, stages: Iterable[str] = ()) -> Shop:
+def run_study(
+    plan: Plan, out: Path, screen: Screen, *, jobs: int = 1, stages: Iterable[str] = (), command: str = "tah2 study"
+) -> Shop:
     """Carry out `plan` in the folder `out`; what an earlier run finished there is kept."""
     if jobs < 1:
         raise ConfigError(f"--jobs must be at least 1, not {jobs}.")
-    shop = Shop(out, plan)
+    shop = Shop(out, plan, command)
     Run(shop, screen, jobs, chosen_stages(stages)).carry_out()
     return shop
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,8 @@ class Shop:
 
     root: Path
     plan: Plan
-    options: dict[str, Any] = field(default_factory=dict)
+    command: str = "tah2 study"
+    """As it was typed, for the report."""
 
     @property
     def ledger(self) -> Ledger:

@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 from tah2.config.strict import ConfigError
+from tah2.evals.manifest import commit
 from tah2.evals.statistics import Interval
 from tah2.study import numbers
 from tah2.study.claims import claims_of
@@ -19,6 +20,7 @@ def summarise(results: Results) -> dict[str, Any]:
     return _finite(
         {
             "title": results.study["title"],
+            "made_by": {"command": results.command, "commit": commit()},
             "baseline": results.baseline,
             "variants": [variant_row(results, name) for name in results.variants],
             "matched_compute": matched_rows(results),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -123,3 +125,28 @@ def test_conversations_come_from_the_command_line(tmp_path: Path):
     study = load_study(STUDIES / "smollm2.yaml", yaml.safe_load(f"data: {tmp_path}"))
     recipe = next(iter(plan_study(study).units.values())).recipe
     assert recipe["data"]["sources"] == [{"path": str(tmp_path)}]
+
+
+PAGE = STUDIES.parent.parent / "docs" / "study.md"
+
+
+def test_the_page_s_study_makes_a_plan(tmp_path: Path):
+    block = re.search(r":caption: my-study.yaml\n\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    assert block is not None
+    (tmp_path / "pocket").symlink_to(STUDIES.parent / "pocket")
+    (tmp_path / "studies").mkdir()
+    path = tmp_path / "studies" / "my-study.yaml"
+    path.write_text(block.group(1), encoding="utf-8")
+    plan = plan_study(load_study(path))
+    assert {unit.variant for unit in plan.units.values()} == {"standard", "tah2-m2", "tah2-m4", "tah2-m4-at-8"}
+    assert all(unit.recipe["budget"] == {"steps": 100} for unit in plan.units.values())
+
+
+@pytest.mark.parametrize("line", re.findall(r"^tah2 (study .+)$", PAGE.read_text(encoding="utf-8"), re.MULTILINE))
+def test_the_page_s_commands_are_understood(
+    line: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(STUDIES.parent.parent)
+    words = [word for word in shlex.split(line) if word != "--dry-run"]
+    assert main([*words, "--dry-run"]) == 0
+    assert "stages done" in capsys.readouterr().out
