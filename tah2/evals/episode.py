@@ -17,12 +17,12 @@ from typing import Any, NamedTuple
 
 from tah2.evals.graders.grading import grader_of, sandbox_for
 from tah2.evals.graders.responses import END_OF_THINKING
-from tah2.evals.sandbox import Limits, Sandbox
+from tah2.evals.sandbox import BUSY, Limits, Sandbox
 from tah2.evals.task import Problem, Task
 
 MOST_STEPS = 20
 """Answers in one turn; an episode that needs more has failed."""
-STEP = Limits(wall_seconds=60, cpu_seconds=20, processes=8)
+STEP = Limits(wall_seconds=BUSY * 20, cpu_seconds=20, processes=8)
 """For the calls of a step and all before it, which take milliseconds unless an argument is absurd."""
 MORE_FUNCTIONS = "I have updated some more functions you can choose from. What about now?"
 """What the user says in a turn in which functions appear that were withheld."""

@@ -217,7 +217,7 @@ def test_tricks_do_not_pass_tests():
     tricks = [
         "import sys\nsys.exit(0)",
         "import os\nos._exit(0)",
-        f"def {name}(*a):\n    import time\n    time.sleep(60)",
+        f"def {name}(*a):\n    while True: pass",
         f"def {name}(*a):\n    import os\n    os.fork()",
         f"def {name}(*a):\n    raise SystemExit",
         f"def {name}(*a):\n    return [0] * 10**12",

@@ -6,10 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tah2.evals.graders.grader import Answered, Grader, Request
-from tah2.evals.sandbox import Limits
+from tah2.evals.sandbox import BUSY, Limits
 from tah2.evals.task import Grade, Problem
-
-SECONDS_PER_TEST = 7.0
 
 
 def request(problem: Problem, response: Answered) -> Request:
@@ -27,8 +25,8 @@ def verdict(problem: Problem, reply: Mapping[str, Any]) -> Grade:
 
 
 def limits(requests: Sequence[Request]) -> Limits:
-    """One slow test ends the run, so a few times its limit is ample, plus time to run a hundred quick ones."""
-    return Limits(wall_seconds=10 * SECONDS_PER_TEST, cpu_seconds=60, memory_mb=4096, file_mb=256)
+    """One slow test ends the run, so a little more than its limit is ample, plus time to run a hundred quick ones."""
+    return Limits(wall_seconds=BUSY * 60, cpu_seconds=60, memory_mb=4096, file_mb=256)
 
 
 LIVECODEBENCH = Grader(

@@ -43,7 +43,7 @@ def verdict(problem: Problem, reply: Mapping[str, bool | None]) -> Grade:
 
 def limits(requests: Sequence[Request]) -> Limits:
     """The checks have time limits of their own; these are for programs that escape them."""
-    return Limits(wall_seconds=150, cpu_seconds=120, memory_mb=4096)
+    return Limits(wall_seconds=300, cpu_seconds=120, memory_mb=4096)
 
 
 def grader(name: str, request: Any) -> Grader:

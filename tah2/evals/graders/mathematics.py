@@ -7,11 +7,11 @@ from typing import Any
 
 from tah2.evals.graders.grader import Answered, Grader, Package, Request
 from tah2.evals.graders.responses import after_thinking, clean_gold, last_boxed, same_words
-from tah2.evals.sandbox import Limits
+from tah2.evals.sandbox import BUSY, Limits
 from tah2.evals.task import Grade, Problem
 
 SECONDS = 8
-"""Of processor time for what does not stop by itself; parses and verification give up after 5 seconds each."""
+"""Of processor time for one comparison; most take a few milliseconds."""
 TAIL = 20_000
 """Characters of a response that are searched for an answer, counted from its end."""
 
@@ -42,7 +42,7 @@ def verdict(problem: Problem, reply: Any) -> Grade:
 def limits(requests: Sequence[Request]) -> Limits:
     """A batch that one response holds up is judged again one by one, so it need not wait for long."""
     seconds = SECONDS + len(requests) // 2
-    return Limits(wall_seconds=4 * seconds, cpu_seconds=seconds, memory_mb=1024, processes=8)
+    return Limits(wall_seconds=BUSY * seconds, cpu_seconds=seconds, memory_mb=1024, processes=8)
 
 
 MATH = Grader(

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tah2.evals.graders.grader import Answered, Grader, Package, Request
-from tah2.evals.sandbox import Limits
+from tah2.evals.sandbox import BUSY, Limits
 from tah2.evals.task import Grade, Problem
 
 ENTRY = ("id", "category", "initial_config", "involved_classes")
@@ -32,7 +32,7 @@ def verdict(problem: Problem, reply: Mapping[str, Any]) -> Grade:
 
 
 def limits(requests: Sequence[Request]) -> Limits:
-    return Limits(wall_seconds=30 + len(requests), cpu_seconds=30 + len(requests), memory_mb=1024, processes=8)
+    return Limits(wall_seconds=BUSY * 20, cpu_seconds=20 + len(requests), memory_mb=1024, processes=8)
 
 
 def grader(version: str) -> Grader:

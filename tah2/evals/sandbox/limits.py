@@ -7,6 +7,9 @@ from typing import Any, Literal
 
 from tah2.config.strict import ConfigError
 
+BUSY = 10
+"""Seconds by the clock for a second of processor time, where only the latter should decide."""
+
 
 @dataclass(frozen=True)
 class Limits:

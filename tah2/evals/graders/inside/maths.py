@@ -1,4 +1,8 @@
-"""math-verify on one answer. It stops itself by alarms, so it has to be the main thread of its process: here it is."""
+"""math-verify on one answer.
+
+Its own time limits are alarms of the clock, under which a busy machine changes verdicts, and which only a main thread
+may set. They are off: the sandbox limits processor time, and whatever reaches that limit is wrong.
+"""
 
 from __future__ import annotations
 
@@ -9,14 +13,16 @@ from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse, veri
 
 EXTRACTION = (LatexExtractionConfig(boxed_match_priority=0), ExprExtractionConfig())
 SECONDS, LONGEST = 1.0, 200
-"""Of looking for the plain form of an answer, and characters of one that is looked at."""
+"""Of processor time for looking for the plain form of an answer, and characters of one that is looked at."""
 
 
 def check(request: dict[str, Any]) -> dict[str, Any]:
     """`gold` (cleaned) against `response`; the order matters, because `verify` is not symmetric."""
-    gold = parse(f"\\boxed{{{request['gold']}}}", extraction_config=EXTRACTION)
-    given = parse(request["response"], extraction_config=EXTRACTION)
-    correct = bool(gold) and (bool(verify(gold, given)) or near(gold, given, request["tolerance"]))
+    gold = parse(f"\\boxed{{{request['gold']}}}", extraction_config=EXTRACTION, parsing_timeout=None)
+    given = parse(request["response"], extraction_config=EXTRACTION, parsing_timeout=None)
+    correct = bool(gold) and (
+        bool(verify(gold, given, timeout_seconds=None)) or near(gold, given, request["tolerance"])
+    )
     return {"correct": correct, "answer": canonical(given[0]) if given and not correct else None}
 
 
@@ -31,13 +37,13 @@ def canonical(value: Any) -> str:
     import sympy
 
     plain = str(value)
-    signal.signal(signal.SIGALRM, signal.default_int_handler)
-    signal.setitimer(signal.ITIMER_REAL, SECONDS)
+    signal.signal(signal.SIGVTALRM, signal.default_int_handler)
+    signal.setitimer(signal.ITIMER_VIRTUAL, SECONDS)
     try:
         if isinstance(value, sympy.Expr) and value.is_number and len(plain) < LONGEST:
             return str(sympy.nsimplify(value, rational=True).simplify())
     except (Exception, KeyboardInterrupt):
         return plain
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
     return plain
