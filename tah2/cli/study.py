@@ -67,8 +67,9 @@ def main(argv: list[str]) -> int:
     from tah2.study.screen import StudyScreen
 
     command = shlex.join(["tah2", "study", *argv])
+    screen = StudyScreen(estimate(plan), jobs=max(1, arguments.jobs))
     try:
-        shop = run_study(plan, out, StudyScreen(estimate(plan)), jobs=arguments.jobs, stages=stages, command=command)
+        shop = run_study(plan, out, screen, jobs=arguments.jobs, stages=stages, command=command)
     except Interrupted as stopped:
         _console().print(f"{stopped} The same command goes on from there.")
         return 130

@@ -22,7 +22,9 @@ class StudyScreen:
         costs: Mapping[str, Cost],
         console: Console | None = None,
         clock: Callable[[], float] = time.monotonic,
+        jobs: int = 1,
     ) -> None:
+        self.jobs = jobs
         self.costs, self.console, self._clock = costs, console or Console(stderr=True, soft_wrap=True), clock
         self._bar: Progress | None = None
         self._bar_task = TaskID(0)
@@ -78,9 +80,9 @@ class StudyScreen:
         return self._spent / self._estimated if self._estimated > 0 and self._spent > 0 else 1.0
 
     def seconds_left(self) -> float:
-        """At the pace so far, one stage at a time."""
+        """At the pace so far, `jobs` stages at a time."""
         under_way = sum(self.costs[name].seconds * share for name, share in self._shares.items())
-        return max(0.0, self._whole - self._estimated - self._skipped - under_way) * self.pace
+        return max(0.0, self._whole - self._estimated - self._skipped - under_way) * self.pace / self.jobs
 
     def _time_left(self) -> str:
         return f"  ETA {duration(self.seconds_left())}" if self._done < self._tasks else ""

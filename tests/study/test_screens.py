@@ -35,6 +35,8 @@ def test_time_left_follows_the_pace_of_what_is_done():
     assert screen.seconds_left() == 20.0
     screen.share(Task("train", "c"), 0.5)
     assert screen.seconds_left() == 10.0
+    screen.jobs = 2
+    assert screen.seconds_left() == 5.0
 
 
 def test_without_a_terminal_every_stage_is_a_line():
