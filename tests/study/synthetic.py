@@ -88,6 +88,7 @@ def synthetic_study(
         "seeds": list(range(seeds)),
         "generate": {"cutoffs": list(CUTOFFS), "samples": REPEATS, "max_tokens": CUTOFFS[-1]},
         "variants": {made.name: {"title": made.title, "group": made.group} for made in variants},
+        "runtime": {"variants": ["standard", "tah2-m2"]},
     }
     _write(root / "study.json", {"study": study, "units": [unit for _, unit, _, _ in units]})
     for made, unit, base, seed in units:

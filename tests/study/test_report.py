@@ -181,7 +181,9 @@ def test_a_study_that_has_just_begun_has_a_report_that_says_so(tmp_path: Path):
     for unit in (folder / "units").iterdir():
         (unit / "unit.json").unlink()
     bare = write_report(folder).read_text(encoding="utf-8")
-    assert bare.count("<h2>") == len(SECTIONS)
+    absent = re.search(r"Not part of this study: (.*?)\.</p>", bare).group(1).split("; ")
+    assert {"Additional sizes", "Design choices"} <= set(absent)
+    assert bare.count("<h2>") == len(SECTIONS) - len(absent)
     assert "Nothing has been trained yet." in bare
 
 

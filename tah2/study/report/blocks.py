@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 from typing import Any, Protocol
@@ -154,9 +153,9 @@ class Section:
     """Its anchor"""
     title: str
     blocks: tuple[Block, ...]
-    inside: Sequence[Section] = field(default=())
+    absent: bool = False
+    """The study does not ask for what it would show"""
 
-    def html(self, level: int = 2) -> str:
+    def html(self) -> str:
         body = "".join(block.html() for block in self.blocks)
-        body += "".join(section.html(level + 1) for section in self.inside)
-        return f'<section id="{self.name}"><h{level}>{escape(self.title)}</h{level}>{body}</section>'
+        return f'<section id="{self.name}"><h2>{escape(self.title)}</h2>{body}</section>'

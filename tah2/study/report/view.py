@@ -50,6 +50,11 @@ class View:
     def group(self) -> dict[str, tuple[str, ...]]:
         return {name: self.results.group(name) for name in ("main", "ablation", "ours", "budget", "size", "ceiling")}
 
+    def plans(self, group: str) -> bool:
+        """Does the study's file name a variant of this group, whether or not it has been run?"""
+        asked = self.results.study.get("variants") or {}
+        return any((variant or {}).get("group", "main") == group for variant in asked.values())
+
     @cached_property
     def baseline(self) -> str | None:
         """None where not one of its units is there yet."""

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from tah2 import __version__
 from tah2.config.strict import ConfigError
 from tah2.study.report import page
 from tah2.study.report.blocks import Block, Figure, Missing, Raw, Section, Table
@@ -50,17 +51,25 @@ def write_report(study_dir: str | Path, out: str | Path | None = None) -> Path:
     except ImportError:
         raise ConfigError("The report needs matplotlib: pip install 'tah2[plots]'.") from None
     with styled():
-        sections = [_made(title, make, view) for title, make in SECTIONS]
+        made = [_made(title, make, view) for title, make in SECTIONS]
+        sections = [section for section in made if not section.absent]
         for section in sections:
             for block in section.blocks:
                 _save(block, out)
         study = view.results.study
-        text = page.render(str(study.get("title", "Study")), str(study.get("about", "")), sections, "Made by tah2.")
+        text = page.render(str(study.get("title", "Study")), str(study.get("about", "")), sections, _footer(made))
     out.mkdir(parents=True, exist_ok=True)
     partial = out / f".{PAGE}.part"
     partial.write_text(text, encoding="utf-8")
     os.replace(partial, out / PAGE)
     return out / PAGE
+
+
+def _footer(sections: Sequence[Section]) -> str:
+    """What this study does not ask for is said once, at the end."""
+    absent = [section.title for section in sections if section.absent]
+    words = f" Not part of this study: {'; '.join(absent)}." if absent else ""
+    return f"Made by tah2 {__version__} from the raw records of the study's folder.{words}"
 
 
 def _made(title: str, make: Callable[[View], Section], view: View) -> Section:

@@ -9,6 +9,8 @@ import numpy as np
 
 from tah2.study.report.style import INK, MUTED, colour, legend_below, new_figure
 
+WIDE = 2.0
+"""Gains beyond this many nats ask for a logarithmic axis on both sides of zero"""
 REGIONS = ("worse", "little", "better")
 
 
@@ -77,6 +79,9 @@ def _bands(axis: Any, title: str, bands: Sequence[Mapping[str, Any]], threshold:
     axis.vlines(x, low, high, color=colour("tah2"), linewidth=1.3, alpha=0.8, zorder=3)
     axis.scatter(x, y, s=14 + 220 * share, color=colour("tah2"), zorder=4)
     axis.set_xlim(-0.04, 1.04)
+    if len(y) and max(abs(low.min()), abs(high.max())) > WIDE:
+        axis.set_yscale("symlog", linthresh=0.1)
+        axis.yaxis.set_major_formatter(lambda value, _: f"{value:g}".replace("-", "−"))
     axis.set_title(title)
     axis.set_xlabel("continue probability")
     axis.set_ylabel("gain of a further pass (nats)")

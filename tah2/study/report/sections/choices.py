@@ -15,7 +15,7 @@ def sizes(view: View) -> Section:
     title = "Additional sizes"
     names = view.group["size"]
     if not names:
-        return Section("sizes", title, (Missing("This study has no other sizes."), _paper_sizes()))
+        return Section("sizes", title, (_no("size", "size", view), _paper_sizes()), absent=not view.plans("size"))
     rows = []
     for base in dict.fromkeys(view.info(name).base for name in names):
         here = [name for name in names if view.info(name).base == base]
@@ -70,8 +70,8 @@ def design(view: View) -> Section:
     title = "Design choices"
     names = view.group["ablation"]
     if view.subject is None or not names:
-        missing = Missing("This study varies none of the method's design choices.")
-        return Section("design", title, (missing, _paper_ablations()))
+        missing = _no("ablation", "design choice", view)
+        return Section("design", title, (missing, _paper_ablations()), absent=not view.plans("ablation"))
     words = "Each row changes one aspect of the method and nothing else."
     return Section("design", title, (_against(view, names, "table-design", words), _paper_ablations()))
 
@@ -99,11 +99,16 @@ def removed(view: View) -> Section:
         words = "The pocket recipe adds things that the paper does not have; each row takes one of them away."
         blocks.append(_against(view, view.group["ours"], "table-ours", words))
     else:
-        blocks.append(Missing("This study removes none of the recipe's own additions."))
+        blocks.append(_no("ours", "recipe", view))
     if view.group["budget"]:
         words = "What more training alone buys the baseline."
         blocks.append(_against(view, view.group["budget"], "table-budget", words, view.baseline))
-    return Section("ours", title, tuple(blocks))
+    return Section("ours", title, tuple(blocks), absent=not (view.plans("ours") or view.plans("budget")))
+
+
+def _no(group: str, what: str, view: View) -> Missing:
+    asked = "have not been evaluated yet" if view.plans(group) else "are not part of this study"
+    return Missing(f"Variants of another {what} {asked}.")
 
 
 def _against(view: View, names: Sequence[str], name: str, caption: str, reference: str | None = None) -> Table:

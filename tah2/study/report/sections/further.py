@@ -64,7 +64,8 @@ def ceilings(view: View) -> Section:
     title = "Inference ceilings other than the training one"
     names = view.group["ceiling"]
     if not names:
-        return Section("ceilings", title, (Missing("No model has been evaluated under another ceiling."), _paper()))
+        missing = Missing("No model has been evaluated under another ceiling.")
+        return Section("ceilings", title, (missing, _paper()), absent=not view.plans("ceiling"))
     rows, words = [], []
     for trained in dict.fromkeys(filter(None, (_trained_as(view, name) for name in names))):
         here = sorted(

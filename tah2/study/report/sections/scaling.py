@@ -88,49 +88,53 @@ def _runs(view: View, variant: str, task: str | None = None) -> Runs:
 
 
 def _slope_table(view: View, shown: list[str]) -> Table:
-    baseline = _runs(view, view.baseline or "")
     rows = []
     for variant in shown:
-        runs = _runs(view, variant)
-        fitted, paired = numbers.slope(runs), numbers.matched(runs, baseline)
-        own = numbers.matched(runs, baseline, own=True)
-        theirs = published.SLOPES.get(view.key(variant))
-        rows.append(
-            Row(
-                Cell(view.title(variant)),
-                (
-                    Cell(f"{100 * fitted.line.slope:.2f}", between(fitted.interval, digits=2)),
-                    Cell(f"{fitted.line.r_squared:.3f}"),
-                    Cell(NOTHING if theirs is None else f"{theirs:.2f}"),
-                    _matched_cell(paired, variant == view.baseline),
-                    _matched_cell(own, variant == view.baseline),
-                ),
-                marked=view.key(variant)[0] == "tah2",
-            )
+        fitted, theirs = numbers.slope(_runs(view, variant)), published.SLOPES.get(view.key(variant))
+        cells = (
+            Cell(f"{100 * fitted.line.slope:.2f}", between(fitted.interval, digits=2)),
+            Cell(f"{fitted.line.r_squared:.3f}"),
+            Cell(NOTHING if theirs is None else f"{theirs:.2f}"),
         )
-    columns = (
-        "Variant",
-        "Slope (95%)",
-        "R²",
-        "Paper's slope",
-        f"Gain at {view.title(view.baseline or '')}'s peak compute",
-        "Gain at its own full compute",
-    )
+        rows.append(Row(Cell(view.title(variant)), cells, marked=view.key(variant)[0] == "tah2"))
     notes = (
-        "Slopes are points per doubling of decoding FLOPs. The paper's are of AIME24–26 at 4K to 16K tokens: "
-        "compare their order, not their size. Gains are points of accuracy over the baseline at equal FLOPs per "
-        "response: where the baseline is at its best, and where the variant has finished its responses and the "
-        "baseline has nothing more to say. Intervals are bootstraps over training seeds and problems."
+        "Points of accuracy per doubling of decoding FLOPs. The paper's slopes are of AIME24–26 at 4K to 16K tokens: "
+        "compare their order, not their size. Intervals are bootstraps over training seeds and problems."
     )
-    return Table(
-        "table-slopes", "Accuracy per doubling of compute, and at matched compute.", columns, tuple(rows), notes
-    )
+    columns = ("Variant", "Slope (95%)", "R²", "Slope in the paper")
+    return Table("table-slopes", "Accuracy per doubling of compute.", columns, tuple(rows), notes)
 
 
-def _matched_cell(found: numbers.Matched | None, is_baseline: bool) -> Cell:
-    if is_baseline or found is None:
-        return Cell(NOTHING)
-    return Cell(signed(100 * found.gain.estimate), between(found.gain))
+def _matched_table(view: View, main: list[str]) -> Table:
+    """Every variant against the baseline, and the study's subject against every other loop."""
+    base, subject = str(view.baseline), view.subject
+    pairs = [(variant, base) for variant in main if variant != base]
+    if subject in main:
+        pairs += [(subject, variant) for variant in main if variant not in (subject, base)]
+    rows: list[Row] = []
+    for variant, against in pairs:
+        mine, theirs = _runs(view, variant), _runs(view, against)
+        budget = numbers.matched_mean(mine, theirs)
+        found = (budget, numbers.matched(mine, theirs), numbers.matched(mine, theirs, own=True))
+        cells = (Cell(view.title(against)), Cell(short(budget.flops)), *(_matched_cell(one) for one in found))
+        second = len(rows) == sum(other == base for _, other in pairs)
+        rows.append(Row(Cell(view.title(variant)), cells, marked=variant == subject, rule=second))
+    columns = (
+        "Variant", "Against", "FLOPs per response", "Gain at that mean budget", "Gain, one cutoff for all",
+        "Gain at its own full compute",
+    )  # fmt: skip
+    notes = (
+        "Points of accuracy with 95% intervals. The FLOPs are those at which the other model is at its best. Mean "
+        "budget: both spend that much on average as well as they can, each problem's cutoff being drawn from two. One "
+        "cutoff: every response is cut at the same number of tokens, as in the paper's curves; a response that is cut "
+        "before its answer earns nothing. Own full compute: the variant finishes its responses, and the other "
+        "has nothing more to say."
+    )
+    return Table("table-matched", "Gains at matched decoding FLOPs.", columns, tuple(rows), notes)
+
+
+def _matched_cell(found: numbers.Matched | None) -> Cell:
+    return Cell(NOTHING) if found is None else Cell(signed(100 * found.gain.estimate), between(found.gain))
 
 
 def depth_panel(view: View, title: str) -> Panel:
@@ -250,7 +254,10 @@ def depth_and_compute(view: View) -> Section:
         Missing("No validation loss has been measured yet.") if losses is None else _loss_figure(view, losses)
     )
     main = [variant for variant in view.group["main"] if view.runs(variant) is not None]
-    blocks.append(_compute_figure(view, main) if view.baseline in main else no_responses())
+    if view.baseline in main:
+        blocks += [_compute_figure(view, main), _matched_table(view, main)]
+    else:
+        blocks.append(no_responses())
     return Section("depth", "Depth and compute", tuple(blocks))
 
 
@@ -316,7 +323,7 @@ def _compute_figure(view: View, main: list[str]) -> Figure:
     words += "intervals over seeds and problems."
     above = _above(view, main, baseline)
     words += f" At {view.title(view.baseline)}'s best accuracy, {percent(float(baseline.mean_accuracy().max()))}%, "
-    words += f"reached with {short(numbers_peak(baseline))} per response, more accurate at the same compute: {above}."
+    words += f"reached with {short(numbers_peak(baseline))} per response, more accurate at that mean budget: {above}."
     paper = (
         f"Standard saturates at {published.MATCHED_STANDARD}% with {published.MATCHED_TFLOPS} TFLOPs per response; "
         f"TaH2 reaches {published.MATCHED_TAH2}% at the same compute."
@@ -337,10 +344,12 @@ def numbers_peak(runs: Runs) -> float:
 def _above(view: View, main: list[str], baseline: Runs) -> str:
     found = []
     for variant in main:
-        paired = None if variant == view.baseline else numbers.matched(_runs(view, variant), baseline)
-        if paired is not None and paired.gain.low > 0:
+        if variant == view.baseline:
+            continue
+        paired = numbers.matched_mean(_runs(view, variant), baseline)
+        if paired.gain.low > 0:
             found.append(f"{view.title(variant)} ({signed(100 * paired.gain.estimate)} points)")
-    return listed(found) if found else "no variant outside the 95% interval"
+    return listed(found) if found else "no variant outside its 95% interval"
 
 
 def _points_table(view: View, main: list[str]) -> Table:

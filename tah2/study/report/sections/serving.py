@@ -24,7 +24,10 @@ def runtime(view: View) -> Section:
     title = "Runtime efficiency"
     rows = [row for row in view.results.runtime if row["variant"] in view.results.variants]
     if not rows:
-        return Section("runtime", title, (Missing("Latency and throughput have not been measured in this study."),))
+        planned = bool((view.results.study.get("runtime") or {}).get("variants"))
+        return Section(
+            "runtime", title, (Missing("Latency and throughput have not been measured."),), absent=not planned
+        )
     batches = sorted({int(row["batch"]) for row in rows})
     blocks: list[Block] = [_runtime_table(view, rows, batches), _paper_table()]
     figure = _latency_figure(view, rows, batches[0])

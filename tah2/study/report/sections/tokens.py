@@ -23,7 +23,9 @@ def gain_distribution(view: View) -> Section:
     ]
     title = "Does every token gain from looping?"
     if not found:
-        return Section("gains", title, (Missing("No fixed-depth loop has been analysed for gains yet."),))
+        fixed = any(view.info(variant).loop not in ("standard", "tah2") for variant in view.group["main"])
+        missing = Missing("No fixed-depth loop has been analysed for gains yet.")
+        return Section("gains", title, (missing,), absent=bool(view.group["main"]) and not fixed)
     return Section("gains", title, (_gain_figure(view, found),))
 
 
