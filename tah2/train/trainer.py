@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import resource
 import time
 from collections.abc import Iterable
@@ -52,6 +53,7 @@ class Trainer:
 
     def __init__(self, config: TrainConfig, world: World, callbacks: Iterable[Callback] = ()) -> None:
         self.config, self.world = config, world
+        check_folder(config.out)
         self.callbacks = make_callbacks(config.logging.loggers, rank=world.rank, extra=callbacks)
         if config.system.threads is not None:
             torch.set_num_threads(config.system.threads)
@@ -371,6 +373,14 @@ def peak_bytes(device: torch.device) -> int:
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def check_folder(out: Path) -> None:
+    """Refuse, before anything is loaded, a place where the run could not leave its results."""
+    there = next(path for path in (out.absolute(), *out.absolute().parents) if path.exists())
+    reason = f"{there} is a file" if not there.is_dir() else f"{there} cannot be written to"
+    if not there.is_dir() or not os.access(there, os.W_OK):
+        raise ConfigError(f"Cannot use {out} for the results of this run ({reason}): name another folder as 'out'.")
 
 
 def finished_before(config: TrainConfig) -> dict[str, Any] | None:

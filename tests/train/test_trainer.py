@@ -158,6 +158,13 @@ def test_another_recipe_in_the_same_folder_is_refused(out: Path, tmp_path: Path,
         train(config(folder, {"loop": {"max_depth": 3}}))
 
 
+@pytest.mark.parametrize("place", ["file", "file/below"])
+def test_a_place_that_cannot_hold_the_results_is_refused_at_once(tmp_path: Path, place: str):
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match=r"Cannot use .*file.* \(.*\): name another folder as 'out'"):
+        train(config(tmp_path / place, {"model": {"path": "nowhere"}}))
+
+
 def test_how_a_run_is_logged_and_spread_may_change(out: Path, tmp_path: Path):
     free = {
         "logging": {"every": 5},
