@@ -100,6 +100,7 @@ def configs(options: argparse.Namespace) -> tuple[WorkerConfig, ServerConfig]:
         "served_model_names": options.served_model_name,
         "api_keys": keys,
         "allow_origins": options.allow_origin,
+        "allow_hosts": options.allow_host,
         "log_content": options.log_content,
         "chat_template": None if template is None else template.read_text(encoding="utf-8"),
         **_given(options, SERVER_OPTIONS),
@@ -140,6 +141,10 @@ def _parser() -> argparse.ArgumentParser:
     door.add_argument(
         "--allow-origin", action="append", default=[], metavar="URL", help="web pages that may call the API (none)"
     )
+    door.add_argument(
+        "--allow-host", action="append", default=[], metavar="NAME",
+        help="names that a proxy on this machine calls it by, beside localhost",
+    )  # fmt: skip
     door.add_argument("--log-content", action="store_true", help="write the bodies of requests to the log")
     door.add_argument("--chat-template", type=Path, metavar="FILE", help="Jinja template instead of the tokenizer's")
     _add(door, SERVER_OPTIONS)

@@ -61,7 +61,7 @@ def create_app(
                 tokenizer=held,
                 metrics=metrics,
                 queue=Queue(facts.max_num_seqs + config.max_queue),
-                renderer=Renderer(held, config.chat_template),
+                renderer=Renderer(held, config.chat_template, facts.max_model_len),
                 table=TokenTable(held),
                 defaults=sampling_defaults(worker.model) if config.generation_config == "auto" else {},
             )

@@ -59,6 +59,9 @@ class Completions:
         check(bool(given), "'prompt' is empty; give at least one.", "prompt")
         check(len(given) <= config.max_prompts, f"A request may hold at most {config.max_prompts} prompts.", "prompt")
         special = request.add_special_tokens is not False
+        for one in given:
+            if isinstance(one, str):
+                self.service.renderer.bound(one, "prompt", request.truncate_prompt_tokens is None)
         prompts = [self.service.renderer.text(one, special) if isinstance(one, str) else one for one in given]
         if request.truncate_prompt_tokens is not None:
             prompts = [ids[-request.truncate_prompt_tokens :] for ids in prompts]

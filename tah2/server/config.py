@@ -48,10 +48,14 @@ class ServerConfig:
     """Seconds from the first byte of a request to the last one of its answer."""
     body_timeout: float = 30.0
     """Seconds within which a request's body must have arrived."""
+    stall_timeout: float = 60.0
+    """Seconds for which a client may take nothing of a stream that waits for it."""
     drain_timeout: float = 60.0
     """Seconds that running requests get to finish after SIGTERM."""
     allow_origins: tuple[str, ...] = ()
     """Web pages of other origins that may call the API (CORS)."""
+    allow_hosts: tuple[str, ...] = ()
+    """Names beside this machine's own that requests may call it by, where it listens on a loopback address."""
     log_content: bool = False
     """Write prompts and answers to the log."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
@@ -68,7 +72,11 @@ class ServerConfig:
         for name in ("max_queue", "max_logprobs"):
             if getattr(self, name) < 0:
                 raise ConfigError(f"{name} must not be negative, but is {getattr(self, name)}.")
-        for name in ("max_body_bytes", "max_samples", "max_prompts", "request_timeout", "body_timeout"):
+        sizes, times = (
+            ("max_body_bytes", "max_samples", "max_prompts"),
+            ("request_timeout", "body_timeout", "stall_timeout"),
+        )
+        for name in sizes + times:
             if not getattr(self, name) > 0:
                 raise ConfigError(f"{name} must be positive, not {getattr(self, name)}.")
         if not 0 <= self.port < 1 << 16:

@@ -9,6 +9,7 @@ import re
 import secrets
 import time
 from collections.abc import Sequence
+from ipaddress import ip_address
 from typing import Any
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -86,6 +87,9 @@ class Door:
         length = headers.get("content-length", "0")
         if not length.isdigit() or int(length) > self.config.max_body_bytes:
             return self._too_large()
+        if not self._called_by_its_name(headers.get("host", "")):
+            message = "This server answers to this machine's own names; --allow-host NAME lets it answer to others."
+            return ApiError(403, message, code="host_not_allowed")
         path = scope["path"]
         asks = scope["method"] == "OPTIONS"  # a browser's question before the request; it carries no key
         if not self.keys or asks or path in OPEN_PATHS or path.startswith("/static/"):
@@ -96,8 +100,31 @@ class Door:
         message = "This server needs a key: send the header 'Authorization: Bearer KEY' with a valid one."
         return ApiError(401, message, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
 
+    def _called_by_its_name(self, host: str) -> bool:
+        """A page of another origin can point its own name at a loopback address; its requests still carry the name."""
+        if self.keys or not _is_loopback(self.config.host) or not host:
+            return True
+        name = _without_port(host).lower()
+        return name in self.config.allow_hosts or _is_loopback(name)
+
     def _too_large(self) -> ApiError:
         return ApiError(413, f"The body is larger than {self.config.max_body_bytes} bytes.", code="body_too_large")
+
+
+def _without_port(host: str) -> str:
+    """`[::1]:8000` and `localhost:8000` as `::1` and `localhost`."""
+    if host.startswith("["):
+        return host[1:].partition("]")[0]
+    return host.partition(":")[0]
+
+
+def _is_loopback(name: str) -> bool:
+    if name == "localhost" or name.endswith(".localhost"):
+        return True
+    try:
+        return ip_address(name).is_loopback
+    except ValueError:
+        return False
 
 
 def _digest(key: str) -> bytes:

@@ -14,10 +14,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tah2.server.errors import ApiError, invalid
+from tah2.server.errors import TOO_LONG, ApiError, invalid
 from tah2.server.protocol.requests import ChatFields, Message
 
 CUTS = tuple(chr(code) for code in range(0xFDD0, 0xFDF0))
+PROBED = 8
+"""Characters per token of the context that are encoded to see whether a long text fits; ordinary text has 3 to 5."""
 THINK, END_THINK = "<think>", "</think>"
 
 
@@ -41,8 +43,10 @@ class Prompt:
 
 
 class Renderer:
-    def __init__(self, tokenizer: Any, template: str | None = None) -> None:
-        self.tokenizer, self.template = tokenizer, template
+    def __init__(self, tokenizer: Any, template: str | None = None, context: int | None = None) -> None:
+        self.tokenizer, self.template, self.context = tokenizer, template, context
+        self._longest = max(map(len, tokenizer.get_vocab()))
+        """Characters of the longest token."""
         added = {str(token.content): bool(token.special) for token in tokenizer.added_tokens_decoder.values()}
         self._all = _any_of(added)
         self._special = _any_of([name for name, special in added.items() if special])
@@ -61,6 +65,19 @@ class Renderer:
         except (UnicodeEncodeError, TypeError):
             raise invalid("The text holds half of a character (a lone surrogate); remove it.") from None
         return ids
+
+    def bound(self, text: str, param: str, whole: bool = True) -> None:
+        """Refuse what cannot fit the context before all of it is encoded; `whole`: nothing will be cut off."""
+        if self.context is None:
+            return
+        if len(text) > self._longest * self.context or (whole and self._overflows(text, self.context)):
+            message = f"The text has {len(text)} characters; this model's context of {self.context} tokens holds less."
+            raise invalid(message, param, TOO_LONG)
+
+    def _overflows(self, text: str, context: int) -> bool:
+        """A long text's beginning alone is too long; a cut through a word changes a few tokens at most."""
+        beginning = text[: PROBED * context]
+        return len(beginning) < len(text) and len(self.text(beginning, special=False)) > context + PROBED
 
     def chat(self, asked: ChatFields, tools: Sequence[Mapping[str, Any]], extra: Mapping[str, Any]) -> Prompt:
         """The prompt of a conversation; a mistake in it is an ApiError."""
@@ -86,6 +103,7 @@ class Renderer:
             bool(asked.add_generation_prompt) and not asked.continue_final_message,
             bool(asked.continue_final_message),
         )
+        self.bound(rendered, "messages", getattr(asked, "truncate_prompt_tokens", None) is None)
         first, *others = rendered.split(cut)
         ids = self.text(first, special=bool(asked.add_special_tokens))
         ids += [token for piece in others for token in self.text(piece, special=False)]

@@ -70,7 +70,7 @@ def deployment(worker: WorkerConfig, config: ServerConfig, cluster: ClusterConfi
         from tah2.server.app import create_app
 
         logs.configure(config.log_level)
-        return create_app(worker, config)
+        return create_app(worker, replace(config, host="0.0.0.0"))  # Ray's proxies listen, not the replica
 
     made = serve.deployment(
         serve.ingress(replica)(),
@@ -92,7 +92,7 @@ def run(worker: WorkerConfig, config: ServerConfig, cluster: ClusterConfig, addr
     where = "HeadOnly" if address is None else "EveryNode"
     serve.start(http_options={"host": config.host, "port": config.port, "location": where})
     try:
-        serve.run(deployment(worker, replace(config), cluster), name=NAME, route_prefix="/", blocking=True)
+        serve.run(deployment(worker, config, cluster), name=NAME, route_prefix="/", blocking=True)
     finally:
         serve.shutdown()
     return 0

@@ -15,6 +15,7 @@ from tah2.config.strict import ConfigError
 from tah2.server import logs
 from tah2.server.app import create_app
 from tah2.server.config import ServerConfig, WorkerConfig
+from tah2.server.patience import patient
 from tah2.server.service import Service
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -35,6 +36,8 @@ def serve_app(app: FastAPI, config: ServerConfig, say: Callable[[str], None] = l
     """Serve `app` on the configured address; a port that is taken is known before the model is loaded."""
     settings = uvicorn.Config(
         app,
+        http=patient(),
+        ws="none",
         lifespan="off",
         log_config=None,
         access_log=False,

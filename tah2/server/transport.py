@@ -72,14 +72,17 @@ def event(value: Any) -> bytes:
 
 
 class EventStream(Response):
-    """Server-sent events; an error in their making becomes the last one. `close` is called in any case."""
+    """Server-sent events; an error in their making becomes the last one. `close` is called in any case.
+
+    A client that takes nothing for `stall` seconds has left.
+    """
 
     media_type = "text/event-stream"
 
-    def __init__(self, events: AsyncIterator[bytes], close: Callable[[], None]) -> None:
+    def __init__(self, events: AsyncIterator[bytes], close: Callable[[], None], stall: float) -> None:
         super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
         del self.headers["content-length"]
-        self.events, self.close = events, close
+        self.events, self.close, self.stall = events, close, stall
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -92,13 +95,22 @@ class EventStream(Response):
     async def _send(self, send: Send) -> None:
         try:
             async for data in self.events:
-                await send({"type": "http.response.body", "body": data, "more_body": True})
+                await self._write(send, data)
+        except Gone:
+            raise
         except Exception as error:
             problem = as_api_error(error)
             if problem.code == "internal_error":
                 log.exception("an event stream failed")
-            await send({"type": "http.response.body", "body": event(problem.body) + DONE, "more_body": True})
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
+            await self._write(send, event(problem.body) + DONE)
+        await self._write(send, b"", more=False)
+
+    async def _write(self, send: Send, data: bytes, more: bool = True) -> None:
+        try:
+            async with asyncio.timeout(self.stall):
+                await send({"type": "http.response.body", "body": data, "more_body": more})
+        except TimeoutError:
+            raise Gone from None
 
 
 async def _race(receive: Receive, work: Coroutine[Any, Any, Value]) -> Value:

@@ -42,7 +42,7 @@ async def _respond(request: Request, made: Chat | Completions, run: Run, stream:
         note(request, stream=stream, **made.tally.notes)
 
     if stream:
-        return EventStream(made.stream(run), close)
+        return EventStream(made.stream(run), close, service_of(request).config.stall_timeout)
     try:
         return answer(await unless_gone(request, made.complete(run)))
     except Gone:

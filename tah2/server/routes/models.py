@@ -72,6 +72,7 @@ async def tokenizer_info(request: Request) -> Response:
 
 def _encode(service: Service, asked: TokenizeRequest) -> list[int]:
     if asked.prompt is not None:
+        service.renderer.bound(asked.prompt, "prompt", whole=False)
         return service.renderer.text(asked.prompt, asked.add_special_tokens is not False)
     tools = [tool.model_dump(exclude_none=True) for tool in asked.tools or []]
     return service.renderer.chat(asked.conversation(), tools, {}).ids
