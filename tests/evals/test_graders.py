@@ -238,6 +238,14 @@ def test_mbpp_tells_base_from_plus():
     assert grade(task, problem, fenced(learned)).parts == {"base": 1.0, "plus": 0.0}
 
 
+def test_a_function_may_be_called_check():
+    needs("mbpp")
+    task = task_named("mbpp")
+    problem = next(problem for problem in problems("mbpp") if problem.data["entry_point"] == "check")
+    assert set(grade(task, problem, gold_response(task, problem)).parts.values()) == {1.0}
+    assert set(grade(task, problem, corrupted_response(task, problem)).parts.values()) == {0.0}
+
+
 def test_mbpp_from_the_hub_brings_its_plus_tests_as_a_program():
     needs("mbpp")
     row = {"entry_point": "f", "test_imports": ["import math"], "test_list": ["assert f(4) == math.sqrt(16)"]}

