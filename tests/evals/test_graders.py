@@ -6,6 +6,8 @@ import base64
 import json
 import os
 import pickle
+import re
+import runpy
 import sys
 import threading
 import zlib
@@ -20,7 +22,7 @@ from tah2.evals.graders.grader import GRADER_FAILED, Said
 from tah2.evals.graders.responses import chosen_letter, last_boxed, same_words
 from tah2.evals.task import Problem
 from tah2.evals.tasks import TASKS, task_named
-from tests.evals.benchmarks_here import problems
+from tests.evals.benchmarks_here import FOLDER, problems
 from tests.evals.gold import corrupted_response, fenced, gold_response
 
 SUBSET = {
@@ -73,6 +75,19 @@ def test_gold_is_right_and_corrupted_gold_is_wrong(name: str):
     assert [grade for grade in gold if grade.correct != 1 or set(grade.parts.values()) - {1.0}] == []
     assert [grade for grade in wrong if grade.correct != 0 or set(grade.parts.values()) - {0.0}] == []
     assert [grade for grade in wrong if grade.note.startswith((GRADER_FAILED, "stopped"))] == []
+
+
+def test_the_command_that_grades_all_gold_reports_and_complains(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    problems("gpqa")
+    script = runpy.run_path(str(Path(__file__).resolve().parents[2] / "benchmarks" / "grade_gold.py"))
+    asked = ["--data-dir", str(FOLDER), "--tasks", "gpqa", "--every", "20"]
+    assert script["main"](asked) == 0
+    assert re.search(r"gpqa +10 +100\.00% +0\.00%", capsys.readouterr().out)
+    monkeypatch.setitem(script["main"].__globals__, "corrupted_response", gold_response)
+    assert script["main"](asked) == 1
+    assert "Grade(correct=1.0" in capsys.readouterr().out
 
 
 # Mathematics
