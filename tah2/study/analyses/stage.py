@@ -9,7 +9,16 @@ from pathlib import Path
 from typing import Any
 
 from tah2.config.strict import ConfigError
-from tah2.study.analyses.inputs import DataChoice, Subject, open_checkpoint, open_tokenizer, tag_names
+from tah2.data.store import TokenStore
+from tah2.model.loop import LoopedDecoder
+from tah2.study.analyses.inputs import (
+    DataChoice,
+    Subject,
+    open_checkpoint,
+    open_documents,
+    open_tokenizer,
+    tag_names,
+)
 from tah2.study.analyses.run import Ask, analyse
 from tah2.study.layout import Results, UnitResult, load_results
 
@@ -18,6 +27,8 @@ SEQUENCES = 100
 """Validation documents of an attention analysis, as many as the paper's"""
 DOCUMENTS = 400
 """Validation documents of the other analyses"""
+FLOPS = 2e12
+"""What one analysis of one model may cost: large models see fewer documents"""
 
 
 def run_analyses(root: str | Path, say: Callable[[str], None] = lambda line: None) -> Path:
@@ -61,14 +72,20 @@ def analyse_unit(unit: UnitResult, name: str, folder: Path) -> dict[str, Any]:
 
 
 def subject_of(unit: UnitResult, documents: int) -> Subject:
-    from tah2.study.analyses.inputs import open_documents
-
     tokenizer = open_tokenizer(unit.model_path)
     recipe = {name: unit.info.recipe[name] for name in ("procedural", "data") if unit.info.recipe.get(name)}
     choice = DataChoice("the study's data", samples=documents, max_tokens=16384, recipe=recipe)
-    store = open_documents(choice, tokenizer)
     decoder = open_checkpoint(unit.model_path).model
+    store = affordable(open_documents(choice, tokenizer), decoder)
     return Subject(unit.info.id, choice.data, decoder, store, tag_names(store), tokenizer)
+
+
+def affordable(store: TokenStore, decoder: LoopedDecoder) -> TokenStore:
+    """The first documents of `store` that `FLOPS` pay for, every token running to the ceiling; at least one."""
+    weights = sum(parameter.numel() for parameter in decoder.parameters())
+    tokens = FLOPS / (2 * weights * decoder.ceiling())
+    count = int((store.lengths.cumsum() <= tokens).sum())
+    return store.select(range(max(1, min(count, len(store)))))
 
 
 def write_json(path: Path, value: dict[str, Any]) -> None:

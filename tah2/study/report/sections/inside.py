@@ -34,8 +34,11 @@ def depth_maps(view: View) -> Section:
         ceiling = view.info(variant).ceiling
         blocks.append(_maps_figure(view, variant, responses, ceiling))
         blocks.append(Raw(_as_text(responses, ceiling)))
+    elif forced := view.analyses(variant, "depths"):
+        blocks.append(_maps_figure(view, variant, forced[0]["maps"], forced[0]["ceiling"], "validation"))
+        blocks.append(Raw(_as_text(forced[0]["maps"], forced[0]["ceiling"])))
     else:
-        blocks.append(Missing(f"{view.title(variant)} has no sampled responses to show."))
+        blocks.append(Missing(f"{view.title(variant)} has no responses to show yet."))
     for name in dict.fromkeys([view.subject if view.subject in deciders else variant, variant]):
         parts = view.analyses(str(name), "depths")
         if parts:
@@ -78,11 +81,15 @@ def _words(record: SampleRecord) -> list[str]:
     return [f"{word} " for word in words]
 
 
-def _maps_figure(view: View, variant: str, responses: Sequence[Mapping[str, Any]], ceiling: int) -> Figure:
+def _maps_figure(
+    view: View, variant: str, responses: Sequence[Mapping[str, Any]], ceiling: int, which: str = "sampled"
+) -> Figure:
+    responses = [_shortened(one) for one in responses]
     means = [f"{one['mean']:.2f} in {one['title']}" for one in responses]
+    what = "One sampled response per family" if which == "sampled" else "Validation responses under teacher forcing"
     words = (
-        f"One sampled response of {view.title(variant)} per family, each token on the shade of the iterations that its "
-        f"prediction took; deeper is darker. Mean depths: {listed(means)}."
+        f"{what} of {view.title(variant)}, each token on the shade of the iterations that its prediction took; "
+        f"deeper is darker. Mean depths: {listed(means)}."
     )
     paper = (
         "Sampled responses of TaH2 at M = 8: mean depth falls from 2.46 to 1.29 along the OlympiadBench response and "
@@ -90,7 +97,14 @@ def _maps_figure(view: View, variant: str, responses: Sequence[Mapping[str, Any]
     )
     alt = f"Text of {len(responses)} responses with tokens shaded by depth; the text follows below the figure."
     drawing = draw_depth_maps(responses, ceiling)
-    return Figure("figure-depth-maps", "Depth of sampled responses", words, alt, drawing, paper)
+    return Figure("figure-depth-maps", f"Depth of {which} responses", words, alt, drawing, paper)
+
+
+def _shortened(response: Mapping[str, Any]) -> dict[str, Any]:
+    """Its first tokens; the mean is that of what is shown."""
+    depths = list(response["depths"])[:LONGEST]
+    mean = sum(depths) / max(1, len(depths))
+    return {**response, "words": list(response["words"])[:LONGEST], "depths": depths, "mean": mean}
 
 
 def _as_text(responses: Sequence[Mapping[str, Any]], ceiling: int) -> str:
