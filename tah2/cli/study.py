@@ -46,6 +46,9 @@ def main(argv: list[str]) -> int:
     )
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help="units that run at once, one thread each")
     parser.add_argument("--dry-run", action="store_true", help="print the plan with FLOPs and time, and stop")
+    parser.add_argument(
+        "--publish", type=Path, metavar="DIR", help="also copy the report there, and pack all records but weights"
+    )
     parser.add_argument("--json", action="store_true", help="print the plan, or the summary, as JSON")
     arguments = parser.parse_intermixed_args(_split_lists(argv))
 
@@ -73,6 +76,10 @@ def main(argv: list[str]) -> int:
     except Interrupted as stopped:
         _console().print(f"{stopped} The same command goes on from there.")
         return 130
+    if arguments.publish is not None:
+        from tah2.study.publish import publish
+
+        publish(shop.root, arguments.publish)
     _show_results(shop, arguments.json)
     return 0
 
