@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import threading
 import time
 from collections.abc import Iterable
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
@@ -119,9 +120,18 @@ def _begin_worker(shares: multiprocessing.Queue[tuple[str, float]]) -> None:
     global _shares
     _shares = shares
     os.environ["OMP_NUM_THREADS"] = "1"
+    threading.Thread(target=_end_with_the_study, daemon=True).start()
     import torch
 
     torch.set_num_threads(1)
+
+
+def _end_with_the_study() -> None:
+    """A worker whose study was killed leaves too; what it was doing resumes from its last checkpoint."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
 
 
 def _work(shop: Shop, task: Task, key: str) -> float:
