@@ -6,25 +6,13 @@ import multiprocessing
 import os
 import signal
 import time
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing.connection import Connection
-from typing import Any
 
-from tah2.study.runner import _begin_worker
-
-
-def _hold_a_worker(told: Connection) -> None:
-    """A study in small: one busy worker in a pool."""
-    spawn = multiprocessing.get_context("spawn")
-    shares: Any = spawn.Queue()
-    with ProcessPoolExecutor(1, spawn, initializer=_begin_worker, initargs=(shares,)) as pool:
-        told.send(pool.submit(os.getpid).result())
-        pool.submit(time.sleep, 600).result()
+from tests.study.watching import hold_a_worker
 
 
 def test_a_killed_study_leaves_no_worker_behind():
     hears, tells = multiprocessing.Pipe(duplex=False)
-    study = multiprocessing.get_context("spawn").Process(target=_hold_a_worker, args=(tells,))
+    study = multiprocessing.get_context("spawn").Process(target=hold_a_worker, args=(tells,))
     study.start()
     assert hears.poll(120)
     worker = hears.recv()

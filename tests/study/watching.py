@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
+import time
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 from tah2.study.plan import Task, plan_study
-from tah2.study.runner import run_study
+from tah2.study.runner import _begin_worker, run_study
 from tests.study.mini import mini
 
 UNITS = ("base", "train", "validate", "generate", "grade")
@@ -52,3 +56,12 @@ class Killer(Remembered):
 
 def run_and_die(folder: Path, stage: str) -> None:
     run_study(plan_study(mini(folder, SMALL)), folder / "out", Killer(at=stage), stages=UNITS)
+
+
+def hold_a_worker(told: Connection) -> None:
+    """A study in small: one busy worker in a pool."""
+    spawn = multiprocessing.get_context("spawn")
+    shares: Any = spawn.Queue()
+    with ProcessPoolExecutor(1, spawn, initializer=_begin_worker, initargs=(shares,)) as pool:
+        told.send(pool.submit(os.getpid).result())
+        pool.submit(time.sleep, 600).result()
