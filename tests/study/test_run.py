@@ -211,7 +211,7 @@ def test_a_study_killed_in_every_stage_ends_with_the_same_tables(small: dict[str
     for stage in ("train", "generate", "grade"):
         process = spawn.Process(target=run_and_die, args=(tmp_path, stage))
         process.start()
-        process.join(240)
+        process.join(600)
         assert process.exitcode == -signal.SIGKILL, stage
     screen = Remembered()
     run_study(plan_study(mini(tmp_path, SMALL)), tmp_path / "out", screen, stages=UNITS)
