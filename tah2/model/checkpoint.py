@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from tah2.config.backbone import BackboneConfig
 from tah2.config.loop import LoopConfig
-from tah2.config.strict import ConfigError, build, plain
-from tah2.model.folder import PREFIX, refuse_mismatch, whole_folder
+from tah2.config.strict import ConfigError, build, plain, read_mapping
+from tah2.model.folder import MARKER, PREFIX, refuse_mismatch, whole_folder
 from tah2.model.hf import LoopedForCausalLM
 from tah2.model.hf_config import LoopedConfig
 from tah2.model.kinds import LoopKind, kind_of
@@ -178,5 +178,15 @@ def load(
     path: str | Path, *, dtype: torch.dtype | None = None, device: str | torch.device = "cpu"
 ) -> LoopedForCausalLM:
     """A looped checkpoint (local folder or hub id), ready to score and generate."""
+    _refuse_plain(Path(path))
     model = LoopedForCausalLM.from_pretrained(path, **({} if dtype is None else {"dtype": dtype}))
     return model.to(device).eval()
+
+
+def _refuse_plain(folder: Path) -> None:
+    """A pretrained model that nobody has converted is a likely mistake."""
+    if not (folder / MARKER).is_file():
+        return
+    kind = read_mapping(folder / MARKER).get("model_type")
+    if kind != LoopedConfig.model_type:
+        raise ConfigError(f"{folder} holds a plain model ({kind}), not a looped one; run: tah2 convert {folder} OUT.")

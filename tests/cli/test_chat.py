@@ -269,6 +269,12 @@ def test_help_needs_no_model(capsys: pytest.CaptureFixture[str]):
     assert "NO_COLOR" in capsys.readouterr().out
 
 
+def test_a_model_that_nobody_converted_is_told_how_to(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    (tmp_path / "config.json").write_text('{"model_type": "qwen3"}', encoding="utf-8")
+    assert main(["chat", str(tmp_path)]) == 2
+    assert f"tah2 convert {tmp_path} OUT" in capsys.readouterr().err
+
+
 class Session:
     """`tah2 chat` behind a pseudo-terminal."""
 
@@ -287,7 +293,7 @@ class Session:
         os.close(slave)
         self.seen = ""
 
-    def wait_for(self, text: str, timeout: float = 60) -> str:
+    def wait_for(self, text: str, timeout: float = 300) -> str:
         """Everything shown up to and with `text`; the next wait begins behind it."""
         end = time.monotonic() + timeout
         while text not in self.seen:
@@ -326,4 +332,4 @@ def test_a_whole_conversation_in_a_terminal(session: Session):
     session.wait_for("stopped")
     session.wait_for("> ")
     session.type("/quit\n")
-    assert session.process.wait(timeout=20) == 0
+    assert session.process.wait(timeout=120) == 0

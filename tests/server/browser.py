@@ -90,7 +90,7 @@ class Browser:
 
     def _next(self) -> dict[str, Any]:
         while b"\0" not in self._buffer:
-            ready, _, _ = select.select([self._in], [], [], 30)
+            ready, _, _ = select.select([self._in], [], [], 180)
             assert ready, "Chromium does not answer."
             data = os.read(self._in, 1 << 20)
             assert data, "Chromium has ended."
@@ -108,7 +108,7 @@ class Browser:
         assert "exceptionDetails" not in answer, f"{expression}: {answer['exceptionDetails']}"
         return answer["result"].get("value")
 
-    def wait(self, expression: str, timeout: float = 20) -> None:
+    def wait(self, expression: str, timeout: float = 90) -> None:
         end = time.monotonic() + timeout
         while not self.evaluate(f"Boolean({expression})"):
             assert time.monotonic() < end, f"{expression} did not become true"

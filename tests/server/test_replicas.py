@@ -175,7 +175,7 @@ def test_leaving_a_spread_request_ends_all_of_it(replicas: Replicas, loop: async
         await anext(stream)
         stream.close()
         assert replicas.in_flight == 0
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(120):
             while replicas.counters.running:
                 await asyncio.sleep(0.01)
 
@@ -218,7 +218,7 @@ def test_a_dead_replica_fails_its_requests_and_the_other_goes_on(replicas: Repli
         os.kill(pid, signal.SIGKILL)
         ends = await asyncio.gather(*tasks, return_exceptions=True)
         during = await answer(replicas, [7, 7], SamplingParams(temperature=0.0, max_tokens=5, ignore_eos=True))
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(300):
             while not all(engine.ready for engine in replicas.engines):
                 await asyncio.sleep(0.05)
         return [end if isinstance(end, BaseException) else len(end) for end in ends], during
