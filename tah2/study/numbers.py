@@ -94,7 +94,7 @@ def runs_of(results: Results, variant: str, task: str | None = None) -> Runs:
 
 
 def runs_of_units(units: Sequence[UnitResult], cutoffs: Sequence[int], task: str | None = None) -> Runs:
-    answered = [unit for unit in units if unit.grades]
+    answered = [unit for unit in units if unit.grades and _fits(unit, cutoffs)]
     if not answered:
         raise ConfigError("These units gave no graded responses.")
     tables = [_by_problem(row for row in unit.grades if task in (None, row.task)) for unit in answered]
@@ -108,6 +108,11 @@ def runs_of_units(units: Sequence[UnitResult], cutoffs: Sequence[int], task: str
         sizes=tuple(families.count(family) for family in dict.fromkeys(families)),
         seeds=tuple((unit.info.base_seed, unit.info.seed) for unit in answered),
     )
+
+
+def _fits(unit: UnitResult, cutoffs: Sequence[int]) -> bool:
+    """Were the responses graded at these cutoffs? A unit of an earlier version of the study may not have been."""
+    return all(len(row.flops_at) == len(cutoffs) for row in unit.grades)
 
 
 def _by_problem(rows: Iterable[GradeRow]) -> dict[tuple[str, str], list[GradeRow]]:

@@ -16,7 +16,7 @@ import pytest
 
 from tah2.study.report import write_report
 from tah2.study.report.style import PALETTE
-from tah2.study.report.write import SECTIONS
+from tah2.study.report.write import LACKING, SECTIONS
 from tests.study.synthetic import TASKS, VARIANTS, synthetic_study
 
 SHOWN = ("standard", "ouro-m2", "tah2-m2", "tah2-m8", "uniform-weights", "no-forcing", "tah2-m8-at-4", "wide-standard")
@@ -81,6 +81,7 @@ def test_all_sections_and_figures_are_there(root: Path, page: str, read: Reader)
         for suffix in ("png", "pdf", "svg"):
             assert (root / "report" / "figures" / f"{name}.{suffix}").stat().st_size > 1000
     assert read.tags["svg"] == len(FIGURES)
+    assert LACKING not in page
 
 
 def test_the_page_needs_nothing_but_itself(page: str, read: Reader):
@@ -198,6 +199,16 @@ def test_one_lost_unit_does_not_cost_the_report(root: Path, tmp_path: Path):
     assert "TaH2 M=2" in text
 
 
+def test_grades_of_an_earlier_version_of_the_study_are_left_out(root: Path, tmp_path: Path):
+    copy = shutil.copytree(root, tmp_path / "study", ignore=shutil.ignore_patterns("report", "samples"))
+    study = json.loads((copy / "study.json").read_text())
+    study["study"]["generate"]["cutoffs"] = [16, 32]
+    (copy / "study.json").write_text(json.dumps(study))
+    text = write_report(copy).read_text(encoding="utf-8")
+    assert LACKING not in text
+    assert "no graded responses" in text
+
+
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 PROBE = """
 <script>
@@ -226,7 +237,7 @@ def test_a_browser_shows_it_without_complaint(page: str, tmp_path: Path, width: 
     if dark:
         flags.append("--blink-settings=preferredColorScheme=0")
     done = subprocess.run(
-        [str(CHROMIUM), *flags, probed.as_uri()], capture_output=True, text=True, timeout=120, check=True
+        [str(CHROMIUM), *flags, probed.as_uri()], capture_output=True, text=True, timeout=300, check=True
     )
     found = json.loads(re.search(r"<title>(\{.*?\})</title>", done.stdout).group(1).replace("&amp;", "&"))
     assert found["wide"] == []

@@ -15,6 +15,7 @@ from tah2.study.report.style import styled
 from tah2.study.report.svg import save_figure
 from tah2.study.report.view import View, open_view
 
+LACKING = "This section could not be made."
 REPORT, PAGE, FIGURES, TABLES = "report", "index.html", "figures", "tables"
 
 SECTIONS: tuple[tuple[str, Callable[[View], Section]], ...] = (
@@ -73,11 +74,14 @@ def _footer(sections: Sequence[Section]) -> str:
 
 
 def _made(title: str, make: Callable[[View], Section], view: View) -> Section:
-    """The section, or what it lacks: a stage that has not run is no reason to have no report."""
+    """The section, or why there is none: whatever is the matter with one is no reason to have no report."""
     try:
         return make(view)
-    except (ConfigError, FileNotFoundError) as problem:
-        return Section(make.__name__.replace("_", "-"), title, (Missing(f"Missing: {problem}"),))
+    except Exception as problem:
+        if os.environ.get("TAH2_DEBUG", "0") not in ("", "0"):
+            raise
+        what = str(problem) if isinstance(problem, ConfigError) else f"{type(problem).__name__}: {problem}"
+        return Section(make.__name__.replace("_", "-"), title, (Missing(f"{LACKING} {what}"),))
 
 
 def _save(block: Block, out: Path) -> None:

@@ -11,6 +11,8 @@ from tah2.study.report.style import INK, MUTED, colour, legend_below, new_figure
 
 WIDE = 2.0
 """Gains beyond this many nats ask for a logarithmic axis on both sides of zero"""
+FEWEST = 5
+"""Bands of fewer tokens are not drawn"""
 REGIONS = ("worse", "little", "better")
 
 
@@ -68,7 +70,7 @@ def draw_alignment(content: Sequence[tuple[str, Sequence[Mapping[str, Any]], flo
 
 
 def _bands(axis: Any, title: str, bands: Sequence[Mapping[str, Any]], threshold: float) -> None:
-    filled = [band for band in bands if band["tokens"] and band["interval"]]
+    filled = [band for band in bands if band["tokens"] >= FEWEST and band["interval"]]
     x = np.array([band["probability"] for band in filled])
     y = np.array([band["gain"] for band in filled])
     low, high = np.array([band["interval"] for band in filled]).T if filled else (x, x)

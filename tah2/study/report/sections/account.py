@@ -67,7 +67,7 @@ def _run_row(view: View, unit: UnitResult) -> Row:
         pass
     with contextlib.suppress(ConfigError, KeyError):
         seconds = NOTHING if info.of else f"{unit.training['seconds']:,.0f}"
-    if unit.grades:
+    with contextlib.suppress(ConfigError):
         accuracy = percent(float(runs_of_units([unit], view.results.cutoffs).mean_accuracy()[-1]))
     facts = (info.group, info.loop, str(info.max_depth), ceiling, str(info.base_seed), str(info.seed))
     words = (*facts, f"{info.learning_rate:g}", loss, accuracy, depth, seconds)

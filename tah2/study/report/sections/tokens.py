@@ -11,7 +11,7 @@ import numpy as np
 from tah2.study import published
 from tah2.study.analyses.pooling import pooled_alignment, pooled_gains
 from tah2.study.report.blocks import Cell, Figure, Missing, Row, Section, Table
-from tah2.study.report.draw.tokens import draw_alignment, draw_gains
+from tah2.study.report.draw.tokens import FEWEST, draw_alignment, draw_gains
 from tah2.study.report.view import NOTHING, View, between_numbers, listed, percent, signed
 
 
@@ -103,7 +103,7 @@ def _alignment_figure(view: View, pooled: Mapping[str, Mapping[str, Any]]) -> Fi
         ]
     words = (
         "Mean loss reduction of one more pass, by the decider's continue probability; bars are 95% intervals over "
-        f"documents, and the area of a dot grows with its tokens. {_verdict(first, pooled[subject]['threshold'])}"
+        f"documents, the area of a dot grows with its tokens, bands of fewer than {FEWEST} are left out. {_verdict(first, pooled[subject]['threshold'])}"
     )
     paper = (
         "For TaH2 at M = 2, probabilities near zero go with negative or negligible gains, the mean gain rises with the "
