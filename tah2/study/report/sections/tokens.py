@@ -103,7 +103,8 @@ def _alignment_figure(view: View, pooled: Mapping[str, Mapping[str, Any]]) -> Fi
         ]
     words = (
         "Mean loss reduction of one more pass, by the decider's continue probability; bars are 95% intervals over "
-        f"documents, the area of a dot grows with its tokens, bands of fewer than {FEWEST} are left out. {_verdict(first, pooled[subject]['threshold'])}"
+        f"documents, the area of a dot grows with its tokens, bands of fewer than {FEWEST} are left out. "
+        f"{_verdict(first, pooled[subject]['threshold'])}"
     )
     paper = (
         "For TaH2 at M = 2, probabilities near zero go with negative or negligible gains, the mean gain rises with the "
