@@ -6,27 +6,16 @@ variants the study does not run is left out.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 from typing import Any
 
 from tah2.config.strict import ConfigError
 from tah2.evals.statistics import Interval, percentile_interval
 from tah2.study import numbers
+from tah2.study.claim import Check, Claim, points, shown, title_of
+from tah2.study.claims_tokens import many_tokens_gain_nothing, slower_by_less_than_fixed, the_decider_knows
 from tah2.study.layout import Results, UnitResult
 from tah2.study.numbers import Runs
-
-
-@dataclass(frozen=True)
-class Claim:
-    claim: str
-    paper: str
-    ours: str
-    holds: bool
-
-
-Check = Callable[[Results, str], Iterator[Claim]]
-"""(results, main variant) -> the claims that the study can judge."""
 
 
 def claims_of(results: Results) -> list[dict[str, Any]]:
@@ -47,7 +36,7 @@ def lower_loss(results: Results, main: str) -> Iterator[Claim]:
     pairs = _paired(ours, base)
     worst = max(mine - its for mine, its in pairs)
     yield Claim(
-        f"{_title(results, main)} has a lower validation loss than {_title(results, results.baseline)}",
+        f"{title_of(results, main)} has a lower validation loss than {title_of(results, results.baseline)}",
         "lower at every ceiling, and throughout training",
         f"{_mean(ours):.4f} against {_mean(base):.4f}; closest pair of seeds {worst:+.4f}",
         worst < 0,
@@ -59,10 +48,10 @@ def steeper_slope(results: Results, main: str) -> Iterator[Claim]:
     ratio = numbers.slope(mine).line.slope / max(1e-12, numbers.slope(base).line.slope)
     difference = _slope_difference(mine, base)
     yield Claim(
-        f"{_title(results, main)} gains more accuracy per doubling of decoding FLOPs than the baseline",
+        f"{title_of(results, main)} gains more accuracy per doubling of decoding FLOPs than the baseline",
         "2.74 against 1.79 points (+53%)",
-        f"{_points(numbers.slope(mine).line.slope)} against {_points(numbers.slope(base).line.slope)} points "
-        f"({ratio - 1:+.0%}); difference {_shown(difference)}",
+        f"{points(numbers.slope(mine).line.slope)} against {points(numbers.slope(base).line.slope)} points "
+        f"({ratio - 1:+.0%}); difference {shown(difference)}",
         difference.low > 0,
     )
 
@@ -72,17 +61,17 @@ def beats_baseline(results: Results, main: str) -> Iterator[Claim]:
     mine, base = numbers.runs_of(results, main), numbers.runs_of(results, results.baseline)
     found = numbers.matched_mean(mine, base)
     yield Claim(
-        f"{_title(results, main)} is more accurate than the baseline's best at the same mean decoding FLOPs",
+        f"{title_of(results, main)} is more accurate than the baseline's best at the same mean decoding FLOPs",
         "+3.4 points (15.4 against 12.0)",
-        f"{_shown(found.gain)} points ({_points(found.accuracy)} against {_points(found.baseline)})",
+        f"{shown(found.gain)} points ({points(found.accuracy)} against {points(found.baseline)})",
         found.gain.low > 0,
     )
     cut = numbers.matched(mine, base)
     if cut is not None:
         yield Claim(
-            f"{_title(results, main)} is so with one output cutoff for all responses, too",
+            f"{title_of(results, main)} is so with one output cutoff for all responses, too",
             "+3.4 points, where longer outputs no longer help the baseline",
-            f"{_shown(cut.gain)} points ({_points(cut.accuracy)} against {_points(cut.baseline)})",
+            f"{shown(cut.gain)} points ({points(cut.accuracy)} against {points(cut.baseline)})",
             cut.gain.low > 0,
         )
 
@@ -93,9 +82,9 @@ def beats_loops(results: Results, main: str) -> Iterator[Claim]:
         for name in results.kind(kind).values():
             found = numbers.matched_mean(mine, numbers.runs_of(results, name))
             yield Claim(
-                f"{_title(results, main)} is more accurate than {_title(results, name)} at the same decoding FLOPs",
+                f"{title_of(results, main)} is more accurate than {title_of(results, name)} at the same decoding FLOPs",
                 "above every other loop over the whole range",
-                f"{_shown(found.gain)} points",
+                f"{shown(found.gain)} points",
                 found.gain.low > 0,
             )
 
@@ -106,9 +95,9 @@ def loops_underperform(results: Results, main: str) -> Iterator[Claim]:
         for name in results.kind(kind).values():
             found = numbers.matched_mean(numbers.runs_of(results, name), base)
             yield Claim(
-                f"{_title(results, name)} stays below the baseline at matched compute",
+                f"{title_of(results, name)} stays below the baseline at matched compute",
                 "below it over the overlapping range",
-                f"{_shown(found.gain)} points",
+                f"{shown(found.gain)} points",
                 found.gain.high < 0,
             )
 
@@ -122,9 +111,9 @@ def loops_are_steeper(results: Results, main: str) -> Iterator[Claim]:
             continue
         difference = _slope_difference(numbers.runs_of(results, name), base)
         yield Claim(
-            f"{_title(results, name)} has a steeper slope than the baseline",
+            f"{title_of(results, name)} has a steeper slope than the baseline",
             f"{paper} against 1.79 points per doubling",
-            f"difference {_shown(difference)} points per doubling",
+            f"difference {shown(difference)} points per doubling",
             difference.low > 0,
         )
 
@@ -149,7 +138,7 @@ def depth_scaling(results: Results, main: str) -> Iterator[Claim]:
         yield Claim(
             f"TaH2's gain in accuracy grows from M = {min(rows)} to M = {max(rows)}",
             "+2.8 to +3.9 points from M = 2 to M = 8",
-            " to ".join(_shown(gain) for gain in gains) + " points",
+            " to ".join(shown(gain) for gain in gains) + " points",
             difference.low > 0,
         )
 
@@ -161,9 +150,9 @@ def fixed_loops_plateau(results: Results, main: str) -> Iterator[Claim]:
             shallow, deep = names[min(names)], names[max(names)]
             found = numbers.gain(numbers.runs_of(results, deep), numbers.runs_of(results, shallow))
             yield Claim(
-                f"{_title(results, deep)} is no better than {_title(results, shallow)}",
+                f"{title_of(results, deep)} is no better than {title_of(results, shallow)}",
                 "existing looped models plateau as depth grows",
-                f"{_shown(found)} points",
+                f"{shown(found)} points",
                 found.low <= 0,
             )
 
@@ -173,7 +162,7 @@ def shallow_on_average(results: Results, main: str) -> Iterator[Claim]:
     mine, base = numbers.flops_per_token(results.of(main)), numbers.flops_per_token(results.of(results.baseline))
     if depth is not None and mine is not None and base is not None:
         yield Claim(
-            f"{_title(results, main)} costs little more per token than the baseline",
+            f"{title_of(results, main)} costs little more per token than the baseline",
             "1.21x decoding FLOPs at a mean depth of 1.23",
             f"{mine / base:.2f}x at a mean depth of {depth:.2f}",
             depth < 1.35,
@@ -185,12 +174,12 @@ def ablations(results: Results, main: str) -> Iterator[Claim]:
     for group, paper in (("ablation", ABLATIONS), ("ours", {})):
         for name in results.group(group):
             found = numbers.gain(numbers.runs_of(results, name), _same_seeds(whole, results, main, name))
-            differs = results.of(name)[0].info.differs or _title(results, name)
+            differs = results.of(name)[0].info.differs or title_of(results, name)
             loss = _mean(_losses(results, name)) - _mean(_losses(results, main, like=name))
             yield Claim(
                 f"Without it TaH2 is less accurate: {differs}",
                 paper.get(name, "not in the paper: this is ours"),
-                f"{_shown(found)} points, validation loss {loss:+.4f}",
+                f"{shown(found)} points, validation loss {loss:+.4f}",
                 found.high < 0,
             )
 
@@ -213,16 +202,16 @@ def other_ceilings(results: Results, main: str) -> Iterator[Claim]:
         found = numbers.gain(numbers.runs_of(results, name), numbers.runs_of(results, trained))
         if info.ceiling < info.max_depth:
             yield Claim(
-                f"Under a ceiling of {info.ceiling} {_title(results, trained)} loses accuracy",
+                f"Under a ceiling of {info.ceiling} {title_of(results, trained)} loses accuracy",
                 "2.7 to 3.1 points lost at 4 instead of 8",
-                f"{_shown(found)} points",
+                f"{shown(found)} points",
                 found.high < 0,
             )
         else:
             yield Claim(
-                f"Under a ceiling of {info.ceiling} {_title(results, trained)} stays as accurate",
+                f"Under a ceiling of {info.ceiling} {title_of(results, trained)} stays as accurate",
                 "unchanged at 12 instead of 8",
-                f"{_shown(found)} points",
+                f"{shown(found)} points",
                 found.low <= 0 <= found.high or abs(found.estimate) < 0.01,
             )
 
@@ -233,9 +222,9 @@ def more_votes(results: Results, main: str) -> Iterator[Claim]:
         n = min(len(mine.accuracy), len(base.accuracy))
         lead = mine.by_unit[:, n - 1].min() - base.by_unit[:, n - 1].max()
         yield Claim(
-            f"{_title(results, main)} is ahead in majority votes too (cons@{n})",
+            f"{title_of(results, main)} is ahead in majority votes too (cons@{n})",
             "27.3 against 21.9 at cons@32",
-            f"{_points(mine.accuracy[n - 1])} against {_points(base.accuracy[n - 1])}",
+            f"{points(mine.accuracy[n - 1])} against {points(base.accuracy[n - 1])}",
             bool(lead > 0),
         )
 
@@ -245,9 +234,9 @@ def budget_alone(results: Results, main: str) -> Iterator[Claim]:
         found = numbers.gain(numbers.runs_of(results, main), numbers.runs_of(results, name))
         times = results.of(name)[0].training["steps"] / results.of(main)[0].training["steps"]
         yield Claim(
-            f"Budget alone does not catch up: {_title(results, name)} ({times:.1f}x the steps) stays below",
+            f"Budget alone does not catch up: {title_of(results, name)} ({times:.1f}x the steps) stays below",
             "not in the paper: a control of ours",
-            f"{_shown(found)} points",
+            f"{shown(found)} points",
             found.low > 0,
         )
 
@@ -262,7 +251,7 @@ def other_sizes(results: Results, main: str) -> Iterator[Claim]:
             yield Claim(
                 f"TaH2 beats the baseline at another size too ({base})",
                 "+3.2 points at 4B, +2.4 at 8B",
-                f"{_shown(found)} points",
+                f"{shown(found)} points",
                 found.low > 0,
             )
 
@@ -282,11 +271,10 @@ CHECKS: tuple[Check, ...] = (
     more_votes,
     budget_alone,
     other_sizes,
+    many_tokens_gain_nothing,
+    the_decider_knows,
+    slower_by_less_than_fixed,
 )
-
-
-def _title(results: Results, name: str) -> str:
-    return results.of(name)[0].info.title
 
 
 Losses = dict[tuple[int, int], float]
@@ -335,11 +323,3 @@ def _slope_difference(mine: Runs, base: Runs) -> Interval:
     (accuracy, compute), (its, its_compute) = mine.draws, base.draws
     drawn = fit_slopes(np.log2(compute), accuracy) - fit_slopes(np.log2(its_compute), its)
     return percentile_interval(estimate, drawn)
-
-
-def _points(share: float) -> str:
-    return f"{100 * share:.1f}"
-
-
-def _shown(interval: Interval) -> str:
-    return f"{100 * interval.estimate:+.1f} [{100 * interval.low:+.1f}, {100 * interval.high:+.1f}]"

@@ -263,12 +263,20 @@ def _tasks(study: StudySection, bases: Mapping[str, BaseUnit], units: Mapping[st
             yield Task("grade", unit.id, (f"generate:{unit.id}",))
             responding.append(f"grade:{unit.id}")
     validated = [f"validate:{name}" for name in units]
-    timed = [name for name in study.runtime.variants if any(unit.variant == name for unit in units.values())]
+    timed = timed_units(study, units)
     if timed:
-        first = {name: next(unit.id for unit in units.values() if unit.variant == name) for name in timed}
-        yield Task("runtime", needs=tuple(f"train:{units[name].of or name}" for name in first.values()))
+        yield Task("runtime", needs=tuple(f"train:{unit.of or unit.id}" for unit in timed))
     yield Task("analyse", needs=(*validated, *responding))
     yield Task("report", needs=("analyse", *(["runtime"] if timed else [])))
+
+
+def timed_units(study: StudySection, units: Mapping[str, Unit]) -> list[Unit]:
+    """One unit of each variant whose runtime is measured: its first, the search's apart."""
+    firsts: dict[str, Unit] = {}
+    for unit in units.values():
+        if unit.group != "search":
+            firsts.setdefault(unit.variant, unit)
+    return [firsts[name] for name in study.runtime.variants if name in firsts]
 
 
 def _in_order(units: Mapping[str, Unit]) -> list[Unit]:

@@ -17,7 +17,7 @@ from tah2.study.estimate import Cost, estimate
 from tah2.study.layout import STUDY
 from tah2.study.plan import STAGES, Plan, Task
 from tah2.study.shop import NotReady, Shop
-from tah2.study.stages.training import Interrupted
+from tah2.study.stages.training import Interrupted, describe_unit
 from tah2.train.summary import write_summary
 
 
@@ -67,6 +67,8 @@ class Run:
         """The key of a task that has to run; None where it is done."""
         key = self.shop.key(task)
         if self.shop.ledger.is_done(task, key):
+            if task.stage == "validate":
+                describe_unit(self.shop, self.shop.plan.units[task.subject])  # its title may be another by now
             self.screen.end(task, 0.0, cached=True)
             return None
         self.screen.begin(task)

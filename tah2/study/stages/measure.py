@@ -10,7 +10,7 @@ from tah2.engine.llm import LLM
 from tah2.evals.records import sample_seed
 from tah2.study.layout import RUNTIME
 from tah2.study.ledger import digest_files
-from tah2.study.plan import Task, Unit
+from tah2.study.plan import Task, Unit, timed_units
 from tah2.study.stages.respond import make_llm, params_of, world_of
 from tah2.study.world import Problem
 from tah2.train.summary import write_summary
@@ -61,11 +61,7 @@ class Clock:
 
 def measure_runtime(shop: Shop, task: Task, key: str, tell: Tell) -> str:
     section, asked = shop.plan.study.runtime, shop.plan.study.generate
-    named = [
-        next(u for u in shop.plan.units.values() if u.variant == name)
-        for name in section.variants
-        if any(u.variant == name for u in shop.plan.units.values())
-    ]
+    named = timed_units(shop.plan.study, shop.plan.units)
     problems = world_of(named[0]).problems(section.problems, asked.seed)
     longest = max(len(problem.prompt) for problem in problems) + asked.max_tokens
     rows = []

@@ -29,6 +29,7 @@ def analyse_study(shop: Shop, task: Task, key: str, tell: Tell) -> str:
         tell(number / len(ANALYSES))
         imported(name)(shop.root)
         stamp_analyses(shop, folder)
+    write_summary(shop.root / SUMMARY, summarise(load_results(shop.root)))  # now with claims about what was found
     return digest_files([shop.root / SUMMARY, *files_in(folder)])
 
 
