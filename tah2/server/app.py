@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 from fastapi import APIRouter, FastAPI
@@ -93,14 +95,31 @@ def create_app(
 
 def load_tokenizer(model: str, given: Any = None) -> Any:
     """The checkpoint's tokenizer, unless one is `given`."""
-    from transformers import AutoTokenizer
-
     if given is not None:
         return given
     try:
-        return AutoTokenizer.from_pretrained(model)
+        return _plain_tokenizer(Path(model)) or _any_tokenizer(model)
     except (OSError, ValueError) as error:
         raise ConfigError(f"The checkpoint {model} has no tokenizer that can be read: {error}") from None
+
+
+def _plain_tokenizer(folder: Path) -> Any:
+    """One that is nothing but its `tokenizer.json`, read without PyTorch; None if it is more."""
+    try:
+        kind = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8")).get("tokenizer_class")
+    except (OSError, ValueError):
+        return None
+    if kind not in ("PreTrainedTokenizerFast", "TokenizersBackend") or not (folder / "tokenizer.json").is_file():
+        return None
+    from transformers import PreTrainedTokenizerFast
+
+    return PreTrainedTokenizerFast.from_pretrained(folder)
+
+
+def _any_tokenizer(model: str) -> Any:
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(model)
 
 
 def sampling_defaults(model: str) -> dict[str, Any]:

@@ -373,7 +373,7 @@ def _spawn(config: WorkerConfig, end: socket.socket) -> list[subprocess.Popen[by
                 [sys.executable, "-m", "tah2.server.worker", str(descriptor), json.dumps(plain(config))],
                 pass_fds=[descriptor] if rank == 0 else [],
                 stdin=subprocess.DEVNULL,
-                start_new_session=True,
+                process_group=0,
                 env={**os.environ, **place},
             )
         )
