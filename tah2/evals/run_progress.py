@@ -57,11 +57,11 @@ class RunProgress:
             self._line()
 
     def state(self) -> str:
-        """`3.2 samples/s  410 tokens/s  ETA 4:12`"""
+        """`3.20/s  410 tokens/s  ETA 4:12`"""
         seconds = max(time.monotonic() - self._started, 1e-9)
         left = (self.total - self.done - self.made) * seconds / max(self.made, 1)
         speed = f"  {self.tokens / seconds:,.0f} tokens/s" if self.tokens else ""
-        return f"{self.made / seconds:.2f} {self.unit}/s{speed}  ETA {duration(left)}"
+        return f"{self.made / seconds:.2f}/s{speed}  ETA {duration(left)}"
 
     def _line(self) -> None:
         self.console.print(f"{self.done + self.made:,}/{self.total:,} {self.unit}  {self.state()}", highlight=False)
