@@ -261,6 +261,18 @@ def test_a_function_may_be_called_check():
     assert set(grade(task, problem, corrupted_response(task, problem)).parts.values()) == {0.0}
 
 
+def test_slow_references_are_checked_in_portions():
+    needs("mbpp")
+    from tah2.evals.graders.inside.functions import portions
+
+    whole = list(range(7))
+    for seconds in ([0.1] * 7, [3.0] * 7, [1.5, 1.5, 0, 0, 9.0, 0, 0], [0, 0, 0, 0, 0, 0, 9.0]):
+        cut = [whole[part] for part in portions(seconds)]
+        assert [entry for part in cut for entry in part] == whole
+        assert len(cut) == {0.1: 1, 3.0: 7, 1.5: 3, 0: 1}[seconds[0]]
+    assert portions([]) == []
+
+
 def test_mbpp_from_the_hub_brings_its_plus_tests_as_a_program():
     needs("mbpp")
     row = {"entry_point": "f", "test_imports": ["import math"], "test_list": ["assert f(4) == math.sqrt(16)"]}
