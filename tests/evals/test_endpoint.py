@@ -12,7 +12,7 @@ from tah2.config.strict import ConfigError
 from tah2.evals.endpoint import Answer, EndpointConfig, EndpointRequest, ask_all
 from tests.evals.fake_server import FakeServer, Reply, fluent, normal
 
-FAST: dict[str, Any] = {"first_wait": 0.01, "longest_wait": 0.05, "timeout": 5.0}
+FAST: dict[str, Any] = {"first_wait": 0.01, "longest_wait": 0.05, "timeout": 60.0}
 
 
 def question(text: str, **options: Any) -> EndpointRequest:
@@ -46,7 +46,7 @@ def test_never_more_than_in_flight_at_once_and_requests_are_drawn_as_places_come
             drawn.append(i)
             yield i, question(f"q{i}")
 
-    with FakeServer(lambda body, tried: Reply(delay=0.02)) as server:
+    with FakeServer(lambda body, tried: Reply(delay=0.1)) as server:
         answers = ask_all(EndpointConfig(server.url, in_flight=3, **FAST), requests())
         next(answers)
         assert len(drawn) < 12
@@ -78,13 +78,16 @@ def test_passing_faults_are_tried_again(fault: Reply):
 
 @pytest.mark.parametrize("form", ["seconds", "date"])
 def test_waits_as_long_as_the_server_asks(form: str):
-    asked_for = "0.4" if form == "seconds" else formatdate(time.time() + 1.5, usegmt=True)
-    with FakeServer(lambda body, tried: Reply(429, headers={"retry-after": asked_for}) if tried == 1 else None) as s:
-        started = time.monotonic()
-        (answer,) = ask(s, [question("q")], longest_wait=3.0)
-        waited = time.monotonic() - started
+    def script(body: dict[str, Any], tried: int) -> Reply | None:
+        asked_for = "0.4" if form == "seconds" else formatdate(time.time() + 2, usegmt=True)  # in whole seconds
+        arrived.append(time.monotonic())
+        return Reply(429, headers={"retry-after": asked_for}) if tried == 1 else None
+
+    arrived: list[float] = []
+    with FakeServer(script) as server:
+        (answer,) = ask(server, [question("q")], longest_wait=3.0)
     assert answer.error is None
-    assert waited >= 0.4
+    assert arrived[1] - arrived[0] >= 0.4
 
 
 def test_a_request_that_is_wrong_fails_alone_and_at_once():
@@ -106,10 +109,10 @@ def test_tries_used_up_are_an_error_of_that_request():
 
 
 def test_a_slow_answer_runs_into_its_own_timeout():
-    with FakeServer(lambda body, tried: Reply(delay=0.5) if asked(body) == "slow" else None) as server:
-        quick, slow = ask(server, [question("quick"), question("slow")], retries=0, timeout=0.15)
+    with FakeServer(lambda body, tried: Reply(delay=60.0) if asked(body) == "slow" else None) as server:
+        quick, slow = ask(server, [question("quick"), question("slow")], retries=0, timeout=3.0)
     assert quick.error is None
-    assert slow.error == f"The server at {server.url} did not answer within 0.15 s"
+    assert slow.error == f"The server at {server.url} did not answer within 3 s"
 
 
 def test_a_server_that_dies_stops_the_run_but_not_the_answers_before():
@@ -184,12 +187,12 @@ def test_reasoning_and_tool_calls_are_kept_apart():
 
 
 def test_leaving_early_cancels_what_is_in_flight():
-    with FakeServer(lambda body, tried: Reply(delay=0.0 if asked(body) == "q0" else 2.0)) as server:
+    with FakeServer(lambda body, tried: Reply(delay=0.0 if asked(body) == "q0" else 60.0)) as server:
         started = time.monotonic()
         answers = ask_all(EndpointConfig(server.url, **FAST), ((i, question(f"q{i}")) for i in range(4)))
         next(answers)
         answers.close()
-        assert time.monotonic() - started < 1.5
+        assert time.monotonic() - started < 30
 
 
 @pytest.mark.parametrize(
