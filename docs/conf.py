@@ -1,5 +1,6 @@
 """Sphinx configuration; the visibility pictures are drawn when the pages are built."""
 
+import shutil
 import sys
 from pathlib import Path
 
@@ -32,5 +33,12 @@ def draw_pictures(app: Sphinx) -> None:
     draw_all(HERE / "_generated")
 
 
+def add_report(app: Sphinx, error: Exception | None) -> None:
+    """The committed report of the pocket study stands beside the pages."""
+    if error is None and app.builder.name == "html":
+        shutil.copytree(HERE.parent / "results/pocket/report", Path(app.outdir) / "pocket-report", dirs_exist_ok=True)
+
+
 def setup(app: Sphinx) -> None:
     app.connect("builder-inited", draw_pictures)
+    app.connect("build-finished", add_report)
