@@ -1,7 +1,8 @@
 """What of a finished study is kept in a repository: the report, `summary.json`, and the records that they come from.
 
 `report/` and `summary.json` are copied. `records.tar.xz` holds `study.json` and, of every unit, who it is, its losses,
-its training curve, every response and its verdict; no weights. `open_records` reads results from it.
+its training curve, every response and its verdict, and what analyses found of its tokens; no weights. `open_records`
+reads results from it.
 """
 
 from __future__ import annotations
@@ -31,6 +32,8 @@ from tah2.study.layout import (
 RECORDS = "records.tar.xz"
 KEPT = (UNIT, VALIDATE, GRADES, f"{TRAIN}/summary.json", f"{TRAIN}/metrics.jsonl", f"{SAMPLES}/*.jsonl")
 """Files of a unit."""
+FOUND = ("gains.json", "alignment.json")
+"""Its analyses that claims are about."""
 
 
 def publish(root: Path, out: Path) -> Path:
@@ -55,6 +58,7 @@ def kept_files(root: Path) -> Iterator[Path]:
     for unit in load_results(root).all_units:
         for pattern in KEPT:
             yield from sorted((root / UNITS / unit.info.id).glob(pattern))
+        yield from (path for name in FOUND if (path := root / "analyses" / unit.info.id / name).is_file())
 
 
 def _anonymous(entry: tarfile.TarInfo) -> tarfile.TarInfo:
