@@ -25,14 +25,13 @@ from typing import Any
 
 import torch
 
-from tah2.bench.decoders import START
 from tah2.bench.machine import describe
 from tah2.bench.steps import SHAPES, weights_of
 from tah2.engine.llm import LLM
 from tah2.engine.params import SamplingParams
 from tah2.model.checkpoint import run_conversion
 from tah2.model.hf import LoopedConfig, LoopedForCausalLM
-from tah2.model.start import calibration_text
+from tah2.model.start import StartConfig, calibration_text
 
 TARGETS = {"server_over_offline_c16": "at most 1.10"}
 REST = 0.3
@@ -206,7 +205,7 @@ def prepare(model: str, folder: Path) -> Path:
     """A looped checkpoint: SmolLM2 where its weights are installed, else random weights that write bytes."""
     path = weights_of(model)
     if path is not None:
-        run_conversion(path, folder, LOOP, START, "float32")
+        run_conversion(path, folder, LOOP, StartConfig(updater="random"), "float32")
         return folder
     shape = SHAPES[model]
     torch.manual_seed(0)

@@ -52,17 +52,21 @@ def serve_app(app: FastAPI, config: ServerConfig, say: Callable[[str], None] = l
 async def _serve(app: FastAPI, settings: uvicorn.Config, listener: socket.socket, say: Callable[[str], None]) -> None:
     """The application's life around the listening: what cannot start says so before anybody can ask."""
     async with app.router.lifespan_context(app):
-        host, port = listener.getsockname()[:2]
-        say(f"http://{f'[{host}]' if ':' in host else host}:{port}")
-        await Listening(settings, app.state.service).serve([listener])
+        await Listening(settings, app.state.service, say).serve([listener])
 
 
 class Listening(uvicorn.Server):
-    """Drains at the first signal, leaves at the second."""
+    """Says where it listens once it does; drains at the first signal, leaves at the second."""
 
-    def __init__(self, settings: uvicorn.Config, service: Service) -> None:
+    def __init__(self, settings: uvicorn.Config, service: Service, say: Callable[[str], None]) -> None:
         super().__init__(settings)
-        self.service = service
+        self.service, self.say = service, say
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if self.started and sockets:
+            host, port = sockets[0].getsockname()[:2]
+            self.say(f"http://{f'[{host}]' if ':' in host else host}:{port}")
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
