@@ -107,7 +107,7 @@ def _attention(found: Found, console: Console) -> None:
     console.print(table)
     console.print(f"Means over {found['sequences']} sequences ± one standard deviation.")
     if found["depth"] < found["ceiling"]:
-        console.print(f"No response token reached iteration {found['ceiling']}; {found['depth']} is the deepest.")
+        console.print(f"Iterations after {found['depth']} occur in fewer than a quarter of the sequences.")
 
 
 SHOWS: dict[str, Callable[[Found, Console], None]] = {

@@ -16,7 +16,7 @@ from tah2.model.attention.observe import ObservingBackend
 from tah2.model.loop import LoopedDecoder, LoopSettings, Tokens
 from tah2.model.scoring import score
 from tah2.study.analyses.alignment import alignment
-from tah2.study.analyses.attention import attention, representative, response_starts
+from tah2.study.analyses.attention import attention, query_depth, representative, response_starts
 from tah2.study.analyses.depths import depths, text_classes
 from tah2.study.analyses.gains import gains
 from tah2.study.analyses.measure import TokenTable, measure_tokens
@@ -193,7 +193,7 @@ def test_attention_mass_adds_up_and_maps_leave_the_prompt_out():
     decoder, batches = model_of("tah2"), [batch_of(30, 40), batch_of(50, seed=1)]
     found = attention(decoder, batches, positions=12)
     layers, heads = TINY.num_layers, TINY.num_heads
-    assert found.depth == found.ceiling == 3
+    assert found.depth == found.ceiling == query_depth(decoder, batches) == 3
     assert found.mean.shape == (layers, heads, 3)
     np.testing.assert_allclose(found.mean.sum(-1), 1, atol=1e-5)
     assert found.maps.shape == (3, 3, 12, 12)
@@ -203,6 +203,28 @@ def test_attention_mass_adds_up_and_maps_leave_the_prompt_out():
     for head in range(3):
         assert 0 < np.nansum(found.maps[head, :, row]) < 1, "prompt keys hold the rest"
         assert np.nansum(found.maps[head, :, row, row + 1 :]) == 0
+
+
+def test_queries_are_of_an_iteration_that_is_not_rare(monkeypatch: pytest.MonkeyPatch):
+    from tah2.study.analyses import attention as module
+
+    decoder, batches = model_of("tah2"), [batch_of(9)]
+    for reached, depth in (([3, 1, 1, 1], 3), ([3, 1, 1, 1, 1, 2], 2), ([1, 1, 1, 1, 2], 2), ([1, 1], 1)):
+        monkeypatch.setattr(module, "_deepest_of_each", lambda decoder, batch, reached=reached: np.array(reached))
+        assert query_depth(decoder, batches) == depth
+
+
+def test_the_deepest_iteration_of_each_document_is_that_of_its_responses():
+    from tah2.study.analyses.attention import _deepest_of_each
+
+    decoder, batch = model_of("tah2"), batch_of(12, 7, 9)
+    with torch.no_grad():
+        executed = score(decoder, Tokens(batch.ids, batch.document, batch.position)).depths
+    plain = [
+        max(int(executed[i]) for i in range(len(batch)) if batch.document[i] == name and batch.targets[i] != IGNORE)
+        for name in range(3)
+    ]
+    assert _deepest_of_each(decoder, batch).tolist() == plain
 
 
 def test_responses_start_where_the_first_target_is_predicted():

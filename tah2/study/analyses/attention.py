@@ -27,6 +27,8 @@ from tah2.train.schemes import tokens_of
 from tah2.visibility import Entries
 
 Floats = NDArray[np.float64]
+REACHED = 0.25
+"""Share of the sequences in which an iteration has to occur, so that its attention is not that of a few"""
 ROLES = ("first", "later", "both")
 """Representative heads: most mass on the first iteration, most on later ones, and most evenly on all."""
 
@@ -76,9 +78,9 @@ def attention(
 ) -> Attention:
     """Attention mass of all heads, and maps of three, along the decider's own routes.
 
-    Queries are those of the ceiling or, where no response token reaches it, of the deepest iteration reached.
+    Queries are those of `query_depth`: of the ceiling, where that is not rare.
     """
-    depth, ceiling = _deepest(decoder, batches), decoder.ceiling()
+    depth, ceiling = query_depth(decoder, batches), decoder.ceiling()
     if depth < 2:
         raise ConfigError("No response token runs a second iteration, so there is no attention across iterations.")
     if not any(decoder.kind.rule.reads_depth(j, depth) for j in range(1, depth)):
@@ -233,17 +235,24 @@ def response_starts(batch: PackedBatch) -> NDArray[np.int64]:
 
 
 @torch.no_grad()
-def _deepest(decoder: LoopedDecoder, batches: Sequence[PackedBatch]) -> int:
-    """The deepest iteration that a token with a target executes."""
-    deepest = 0
-    for batch in batches:
-        batch = batch.to(decoder.head_weight.device)
-        reader = TargetReader(decoder.head_weight, batch.targets, False)
-        run = decoder(tokens_of(batch), reader, LoopSettings(run_all=_forced(decoder, batch)))
-        deepest = max(deepest, int(run.executed[batch.targets != IGNORE].max()))
-        if deepest == decoder.ceiling():
-            break
-    return deepest
+def query_depth(decoder: LoopedDecoder, batches: Sequence[PackedBatch]) -> int:
+    """The deepest iteration that response tokens of at least `REACHED` of the sequences execute.
+
+    Where no iteration after the first is that common, the deepest that any response token executes.
+    """
+    reached = np.concatenate([_deepest_of_each(decoder, batch) for batch in batches])
+    common = [m for m in range(2, decoder.ceiling() + 1) if (reached >= m).mean() >= REACHED]
+    return max(common, default=int(reached.max()))
+
+
+def _deepest_of_each(decoder: LoopedDecoder, batch: PackedBatch) -> NDArray[np.int64]:
+    """`[D]`: the deepest iteration of a token with a target, document by document."""
+    batch = batch.to(decoder.head_weight.device)
+    reader = TargetReader(decoder.head_weight, batch.targets, False)
+    run = decoder(tokens_of(batch), reader, LoopSettings(run_all=_forced(decoder, batch)))
+    executed = torch.where(batch.targets != IGNORE, run.executed, 0)
+    deepest = torch.zeros(batch.documents, dtype=torch.long, device=executed.device)
+    return deepest.scatter_reduce(0, batch.document, executed, "amax").cpu().numpy()
 
 
 def _forced(decoder: LoopedDecoder, batch: PackedBatch) -> Tensor | None:

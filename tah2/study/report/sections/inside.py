@@ -161,7 +161,9 @@ def _attention_blocks(view: View, unit: UnitResult, found: Mapping[str, Any]) ->
         "standard deviation over them."
     )
     if found["depth"] < found["ceiling"]:
-        words += f" No response token reached iteration {found['ceiling']}."
+        words += (
+            f" Fewer than a quarter of the sequences hold a token that runs longer than {found['depth']} iterations."
+        )
     paper = (
         "In TaH2 at M = 8 different heads attend mainly to first-iteration states, to later ones, or to both "
         "(100 validation sequences, queries at iteration 8)."

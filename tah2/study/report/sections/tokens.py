@@ -19,7 +19,7 @@ def gain_distribution(view: View) -> Section:
     found = [
         (variant, pooled_gains(parts))
         for variant in view.group["main"]
-        if view.info(variant).loop != "tah2" and (parts := view.analyses(variant, "gains"))
+        if view.info(variant).loop not in ("tah2", _same_backbone(view)) and (parts := view.analyses(variant, "gains"))
     ]
     title = "Does every token gain from looping?"
     if not found:
@@ -27,6 +27,11 @@ def gain_distribution(view: View) -> Section:
         missing = Missing("No fixed-depth loop has been analysed for gains yet.")
         return Section("gains", title, (missing,), absent=bool(view.group["main"]) and not fixed)
     return Section("gains", title, (_gain_figure(view, found),))
+
+
+def _same_backbone(view: View) -> str:
+    """Run to the ceiling, Ouro with its gate is Ouro: not shown twice."""
+    return "ouro-adaptive" if view.results.kind("ouro") else ""
 
 
 def _shallowest(view: View, found: Sequence[tuple[str, Mapping[str, Any]]]) -> list[tuple[str, Mapping[str, Any]]]:
@@ -128,7 +133,8 @@ def _verdict(first: Mapping[str, Any], threshold: float) -> str:
         low, high = near["interval"]
         at_zero = "not distinguishable from zero" if low <= 0 <= high else "above zero" if low > 0 else "below zero"
         words.append(
-            f"Within 0.1 of the threshold of {threshold:g} the mean gain is {signed(near['gain'], 3)} nats "
+            f"Within 0.1 of the threshold of {threshold:g} ({near['tokens']:,} of {first['tokens']:,} tokens) the mean "
+            f"gain is {signed(near['gain'], 3)} nats "
             f"({between_numbers(low, high, 3)}), {at_zero}."
         )
     gains = [band["gain"] for band in first["bands"] if band["tokens"]]
