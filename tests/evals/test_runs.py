@@ -84,23 +84,25 @@ def test_a_run_cut_at_random_points_and_resumed_equals_an_uninterrupted_one(
 
 @pytest.mark.slow
 def test_a_killed_process_leaves_a_run_that_goes_on(model: Path, data: Path, tmp_path: Path):
-    words = ["eval", str(model), "--tasks", "gsm8k", "--n", "8", "--max-tokens", "60", "--data-dir", str(data)]
+    words = ["eval", str(model), "--tasks", "gsm8k", "--n", "10", "--max-tokens", "60", "--data-dir", str(data)]
     words += ["--batch", "3", "--device", "cpu", "--kv-memory-gib", "0.05", "--out"]
     process = subprocess.Popen([sys.executable, "-m", "tah2", *words, str(tmp_path / "killed")])
     path = samples_path(tmp_path / "killed", "gsm8k")
-    deadline = time.monotonic() + 120
-    while not path.exists() or path.read_bytes().count(b"\n") < 4:
-        assert process.poll() is None, "the run ended before it could be killed"
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
+    deadline = time.monotonic() + 500
+    try:
+        while not path.exists() or path.read_bytes().count(b"\n") < 4:
+            assert process.poll() is None, "the run ended before it could be killed"
+            assert time.monotonic() < deadline
+            time.sleep(0.005)
+    finally:
+        process.send_signal(signal.SIGKILL)
+        process.wait()
     killed = len(list(RecordFile(path)))
-    assert 4 <= killed < 32
+    assert 4 <= killed < 40
     assert main([*words, str(tmp_path / "killed")]) == 0
     assert main([*words, str(tmp_path / "never-killed")]) == 0
     mine, theirs = records(tmp_path / "killed"), records(tmp_path / "never-killed")
-    assert len(theirs) == 32
+    assert len(theirs) == 40
     assert same_samples(mine, theirs)
 
 
