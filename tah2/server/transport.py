@@ -44,6 +44,8 @@ async def read(request: Request, kind: type[Body]) -> Body:
             body = await request.body()
     except TimeoutError:
         raise ApiError(408, f"The body did not arrive within {config.body_timeout:g} seconds.") from None
+    except ClientDisconnect:
+        raise ApiError(CLIENT_LEFT, "The client left before its request was whole.") from None
     try:
         read = kind.model_validate_json(body)
     except ValidationError as error:

@@ -9,15 +9,16 @@ another one.
 from __future__ import annotations
 
 import json
+import logging
 import select
 import signal
 import socket
 import sys
-import traceback
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from tah2.config.strict import ConfigError, build
+from tah2.server import logs
 from tah2.server.config import WorkerConfig
 from tah2.server.messages import (
     Abort,
@@ -250,9 +251,11 @@ def facts_of(llm: LLM) -> ModelFacts:
 
 def load(config: WorkerConfig) -> LLM:
     import torch
+    from transformers.utils import logging as progress
 
     from tah2.engine.llm import LLM
 
+    progress.disable_progress_bar()
     if config.threads is not None:
         torch.set_num_threads(config.threads)
     on_cpu = config.device == "cpu" or (config.device is None and not torch.cuda.is_available())
@@ -284,6 +287,7 @@ def main() -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     descriptor, text = sys.argv[1:]
     config = build(WorkerConfig, json.loads(text))
+    logs.configure("info")
     if int(descriptor) < 0:
         from tah2.engine.chorus import follow
 
@@ -295,7 +299,7 @@ def main() -> int:
         except (BrokenPipeError, ConnectionResetError):
             return 0
         except Exception:
-            traceback.print_exc()
+            logging.getLogger("tah2.server").exception("the worker gives up")
             return 1
     return 0
 
