@@ -152,7 +152,7 @@ def _print_results(results: Results, shop: Shop) -> None:
             console.print(drawn)
     held = sum(claim["holds"] for claim in summary["claims"])
     if summary["claims"]:
-        console.print(f"\n{held} of the paper's {len(summary['claims'])} claims that this study can judge hold here.")
+        console.print(f"\n{held} of the {len(summary['claims'])} claims that this study can judge hold here.")
     _say_where(console, results, shop.plan.study.next)
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from tah2.study.layout import STUDY, SUMMARY, load_results
 from tah2.study.ledger import digest_files
 from tah2.study.plan import Task
-from tah2.study.plugins import ANALYSES, REPORT, imported
+from tah2.study.plugins import ANALYSES, REPORT, VERSION, imported
 from tah2.study.summary import summarise
 from tah2.train.summary import write_summary
 
@@ -48,9 +48,9 @@ def stamp_analyses(shop: Shop, folder: Path) -> None:
 
 
 def _of_units(shop: Shop, folder: Path) -> list[tuple[Path, str]]:
-    """The folders of analyses that are there, with the digest of the model as it is now."""
+    """The folders of analyses that are there, with what they are made of now: the model's digest and their version."""
     found = [(folder / unit.id, shop.produced(f"train:{unit.of or unit.id}")) for unit in shop.plan.units.values()]
-    return [(own, model) for own, model in found if own.is_dir()]
+    return [(own, f"{model} {VERSION}") for own, model in found if own.is_dir()]
 
 
 def report_study(shop: Shop, task: Task, key: str, tell: Tell) -> str:
