@@ -78,11 +78,11 @@ def build_room(plan: JailPlan, limits: Limits) -> None:
     kernel.mount("tmpfs", root, "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, "size=1m,mode=755")
     for name in SYSTEM:
         _show(Path(name), root)
+    _scratch(root / TEMPORARY.lstrip("/"), limits.file_mb)  # before what is shown: an interpreter may live under it
     for folder in plan.readable:
         _show(folder, root)
     _devices(root / "dev")
     _proc(root / "proc")
-    _scratch(root / TEMPORARY.lstrip("/"), limits.file_mb)
     _scratch(root / "dev" / "shm", limits.file_mb)
     kernel.mount("none", root, None, kernel.MS_REMOUNT | kernel.MS_RDONLY | kernel.MS_NOSUID | kernel.MS_NODEV)
     kernel.pivot_root(str(root))
