@@ -136,4 +136,5 @@ def test_what_cannot_be_analysed_is_said_in_a_sentence(tah2: str, tmp_path: Path
     plain_folder.mkdir()
     (plain_folder / "config.json").write_text('{"model_type": "llama"}')
     assert "tah2 convert" in refused(capsys, "gains", str(plain_folder), "--data", "pocket")
+    assert "no checkpoint at" in refused(capsys, "gains", str(tmp_path / "nowhere"), "--data", "pocket")
     assert "at least 1" in refused(capsys, "gains", tah2, "--data", "pocket", "--samples", "0")

@@ -100,6 +100,9 @@ def open_checkpoint(model: str | Path, device: str = "cpu") -> LoopedForCausalLM
     from tah2.model.folder import MARKER
 
     config = Path(model) / MARKER
+    looks_local = Path(model).is_absolute() or str(model).startswith(".") or str(model).count("/") > 1
+    if looks_local and not Path(model).exists():
+        raise ConfigError(f"There is no checkpoint at {model}.")
     is_plain = config.is_file() and read_mapping(config).get("model_type") != "looped"
     if is_plain or Path(model).suffix == ".gguf":
         raise ConfigError(f"{model} is no looped checkpoint; make one with 'tah2 convert {model} OUT'.")

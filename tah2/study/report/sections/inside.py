@@ -132,7 +132,7 @@ def _hops(pooled: Mapping[str, Mapping[str, Any]], hops: Sequence[str]) -> str:
     if len(hops) < 2:
         return ""
     means = [pooled[name]["mean"] for name in hops]
-    rising = sum(after >= before for before, after in itertools.pairwise(means))
+    rising = sum(after > before + 0.005 for before, after in itertools.pairwise(means))
     return (
         f"A token of k hops needs k serial steps: mean depth rises in {rising} of {len(hops) - 1} steps from "
         f"{hops[0]} ({means[0]:.2f}) to {hops[-1]} ({means[-1]:.2f})."
