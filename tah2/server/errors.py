@@ -11,7 +11,8 @@ from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
 
-from tah2.server.async_engine import NotReady, Refusal, WorkerDied
+from tah2.server.async_engine import NotReady, Refusal
+from tah2.server.process import WorkerDied
 
 KINDS = {
     401: "authentication_error",
