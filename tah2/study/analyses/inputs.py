@@ -21,6 +21,8 @@ from tah2.model.hf import LoopedForCausalLM
 from tah2.model.loop import LoopedDecoder
 
 RECIPES = (".yaml", ".yml")
+ROWS = 1000
+"""Conversations that are looked through for ones that fit, at least"""
 CONVERSATIONS = (".jsonl", ".ndjson", ".parquet")
 
 
@@ -152,7 +154,7 @@ def open_documents(choice: DataChoice, tokenizer: Any) -> TokenStore:
 def _conversations(choice: DataChoice) -> DataConfig:
     path = Path(choice.data)
     local = path.exists() or path.suffix in CONVERSATIONS or any(sign in choice.data for sign in "*?[")
-    limit = 4 * choice.samples if local else choice.samples  # rows that do not fit are left out
+    limit = max(ROWS, 4 * choice.samples)  # rows that do not fit are left out
     source = SourceConfig(path=choice.data, limit=limit) if local else SourceConfig(id=choice.data, limit=limit)
     return DataConfig((source,), max_tokens=max(2, choice.max_tokens), validation_samples=0)
 
