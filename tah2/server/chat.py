@@ -13,6 +13,7 @@ from msgspec import UNSET
 from tah2.server.async_engine import Ask
 from tah2.server.constraints import constraint
 from tah2.server.errors import unsupported
+from tah2.server.marks import CLOSE
 from tah2.server.messages import Delta, PromptReport
 from tah2.server.protocol.answers import (
     AssistantMessage,
@@ -32,7 +33,7 @@ from tah2.server.reasoning import ReasoningSplitter
 from tah2.server.render import Prompt
 from tah2.server.reporting import Reporter, Tally, joined
 from tah2.server.service import Run, Service
-from tah2.server.toolcalls import CLOSE, Argued, Called, Event, Said, ToolCallReader
+from tah2.server.toolcalls import Argued, Called, Event, Said, ToolCallReader
 from tah2.server.transport import DONE, check, event
 
 

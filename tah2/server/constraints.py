@@ -11,14 +11,16 @@ from typing import Any
 
 from tah2.engine.params import StructuredOutputsParams
 from tah2.server.errors import invalid
+from tah2.server.marks import CLOSE, END_THINK, OPEN, THINK
 from tah2.server.protocol.requests import ChatRequest, NamedTool, ResponseFormat, Tool
-from tah2.server.render import END_THINK, THINK, Prompt
-from tah2.server.toolcalls import CLOSE, OPEN
+from tah2.server.render import Prompt
 
 BLANKS = {"whitespace_pattern": "[ \\t]?(\\n[ \\t]{0,24})?"}
 """Pretty printing fits; endless blanks, which weak models fall into, do not."""
 ONE_LINE = {"item_separator": ", ", "key_separator": ": ", "whitespace_flexible": False}
 """How Qwen3 writes calls."""
+MOST_CALLS = 16
+"""Of one answer that must call tools: weak models do not stop by themselves."""
 ANY_OBJECT: dict[str, Any] = {"type": "object"}
 
 
@@ -88,7 +90,7 @@ def _thoughts(prompt: Prompt, thinks: bool, added: Collection[str]) -> str:
 def _calls(tools: list[Tool], several: bool, added: Collection[str]) -> str:
     bodies = [_call_schema(tool) for tool in tools]
     schema = spaced(bodies[0] if len(bodies) == 1 else {"anyOf": bodies}, ONE_LINE)
-    more = ' ("\\n" call)*' if several else ""
+    more = f' ("\\n" call){{0,{MOST_CALLS - 1}}}' if several else ""
     call = f'{_tag(OPEN, added)} "\\n" object "\\n" {_tag(CLOSE, added)}'
     return f"body: call{more}\ncall: {call}\nobject: %json {json.dumps(schema)}\n"
 

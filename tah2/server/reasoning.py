@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import Enum
 
-from tah2.server.render import END_THINK, THINK
+from tah2.server.marks import END_THINK, THINK, partial_end
 
 
 class State(Enum):
@@ -78,11 +78,3 @@ class ReasoningSplitter:
             self._fresh = not self._held
         ready, self._held = self._held, ""
         return ready
-
-
-def partial_end(text: str, mark: str) -> int:
-    """How many letters at the end of `text` may be the beginning of `mark`."""
-    for length in range(min(len(mark) - 1, len(text)), 0, -1):
-        if text.endswith(mark[:length]):
-            return length
-    return 0

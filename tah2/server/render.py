@@ -15,12 +15,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from tah2.server.errors import TOO_LONG, ApiError, invalid
+from tah2.server.hermes import knows_tools, spelled
+from tah2.server.marks import END_THINK, THINK
 from tah2.server.protocol.requests import ChatFields, Message
 
 CUTS = tuple(chr(code) for code in range(0xFDD0, 0xFDF0))
 PROBED = 8
 """Characters per token of the context that are encoded to see whether a long text fits; ordinary text has 3 to 5."""
-THINK, END_THINK = "<think>", "</think>"
 
 
 @dataclass(frozen=True)
@@ -96,9 +97,12 @@ class Renderer:
         messages = [_plain(message, place) for place, message in enumerate(asked.messages)]
         cut = _unused([messages, tools, arguments])
         guarded = [self._guard(message, cut, message["role"] == "assistant") for message in messages]
+        offered = self._guard(list(tools), cut)
+        if not knows_tools(self.source):
+            guarded, offered = spelled(guarded, offered), []
         rendered = self._render(
             guarded,
-            self._guard(list(tools), cut) or None,
+            offered or None,
             self._guard(arguments, cut),
             bool(asked.add_generation_prompt) and not asked.continue_final_message,
             bool(asked.continue_final_message),

@@ -14,9 +14,10 @@ from tah2.engine.params import SamplingParams
 from tah2.server.async_engine import Ask, Front, Source
 from tah2.server.config import ServerConfig
 from tah2.server.errors import TOO_LONG, ApiError, invalid
+from tah2.server.marks import THINK
 from tah2.server.messages import Delta, ModelFacts
 from tah2.server.metrics import Metrics, Watch
-from tah2.server.render import THINK, Renderer
+from tah2.server.render import Renderer
 from tah2.server.tokens import TokenTable
 
 

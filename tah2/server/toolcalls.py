@@ -11,9 +11,8 @@ import json
 import re
 from dataclasses import dataclass
 
-from tah2.server.reasoning import partial_end
+from tah2.server.marks import CLOSE, OPEN, partial_end
 
-OPEN, CLOSE = "<tool_call>", "</tool_call>"
 HEAD = re.compile(r'\s*\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)')
 
 
