@@ -33,6 +33,7 @@ def test_what_a_cluster_cannot_be_is_refused():
 @pytest.fixture(scope="module")
 def url(checkpoint: Path, monkeypatch_module: pytest.MonkeyPatch) -> Iterator[str]:
     ray = pytest.importorskip("ray", reason="the ray extra is not installed")
+    pytest.importorskip("grpc_reflection", reason="ray is installed without its serve extra")
     from ray import serve
 
     monkeypatch_module.setenv("RAY_USAGE_STATS_ENABLED", "0")
