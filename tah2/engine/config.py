@@ -27,7 +27,8 @@ class EngineConfig:
     admission_horizon: int = 128
     """Output tokens per request that admission sets room aside for, at the depth that requests have shown."""
     kernels: Literal["auto", "off"] = "auto"
-    """"auto": compiled kernels and packed fp32 weights where the CPU and a compiler allow; same results to rounding."""
+    """"auto": packed fp32 weights and compiled kernels where the CPU and a compiler allow, CUDA graphs on a GPU; the
+    same results up to rounding."""
     weight_storage: Literal["fp32", "bf16", "int8"] = "fp32"
     """How packed weights are stored on a CPU; the smaller ones trade accuracy for memory traffic."""
     tensor_parallel_size: int = 1

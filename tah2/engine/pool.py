@@ -66,7 +66,9 @@ class KVPool:
         self, layers: int, slots: int, kv_heads: int, head_dim: int, dtype: torch.dtype, device: torch.device
     ) -> None:
         self.slots = SlotAllocator(slots)
-        shape = (layers, slots, kv_heads, head_dim)
+        self.spare = slots
+        """A slot that no request owns: rows that only fill up a batch write here."""
+        shape = (layers, slots + 1, kv_heads, head_dim)
         self.keys = torch.zeros(shape, dtype=dtype, device=device)  # zeros: padding may be read, so it must be finite
         self.values = torch.zeros(shape, dtype=dtype, device=device)
 

@@ -1,11 +1,13 @@
 """The seam between the runner and the matrix products: who applies layers, the head and the loop's parts.
 
 `ModelWeights` calls the model's own modules and runs everywhere. `packed.PackedWeights` offers the same methods from
-weights packed once at load, for small batches on a CPU; `choose_weights` takes it where it helps.
+weights packed once at load, for small batches on a CPU, and `cuda.graphs.GraphedWeights` from recorded passes on a
+GPU; `choose_weights` takes them where they help.
 """
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from typing import Protocol
 
 from torch import Tensor
@@ -81,7 +83,8 @@ class ModelWeights:
 
 
 def choose_weights(decoder: LoopedDecoder, config: EngineConfig, team: Team = ALONE) -> Weights:
-    """Packed weights where asked for, or where kernels run and keep the model's own precision; a team's are sharded."""
+    """Packed weights where asked for, or where kernels run and keep the model's own precision; recorded passes on a
+    GPU; a team's weights are sharded."""
     if not team.alone:
         from tah2.engine.parallel import ShardedWeights
 
@@ -90,9 +93,13 @@ def choose_weights(decoder: LoopedDecoder, config: EngineConfig, team: Team = AL
     from tah2.engine.packed import PackedWeights
 
     weight = decoder.embed_tokens.weight
-    exact = weight.device.type == "cpu" and weight.element_size() == 4 and kernels.available()
     if config.weight_storage != "fp32" and weight.device.type != "cpu":
         raise ConfigError("weight_storage is for models on a CPU; leave it out, or load with dtype=torch.bfloat16.")
+    if weight.device.type == "cuda" and config.kernels == "auto" and find_spec("triton"):
+        from tah2.engine.cuda.graphs import GraphedWeights
+
+        return GraphedWeights.on_gpu(decoder)
+    exact = weight.device.type == "cpu" and weight.element_size() == 4 and kernels.available()
     if config.weight_storage != "fp32" or (config.kernels == "auto" and exact):
         return PackedWeights(decoder, config.weight_storage)
     return ModelWeights(decoder)

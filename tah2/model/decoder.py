@@ -29,13 +29,12 @@ class Attention(nn.Module):
         self.q_norm = RMSNorm(self.head_dim, backbone.rms_norm_eps) if backbone.qk_norm else nn.Identity()
         self.k_norm = RMSNorm(self.head_dim, backbone.rms_norm_eps) if backbone.qk_norm else nn.Identity()
 
-    def forward(self, x: Tensor, cosine: Tensor, sine: Tensor, attend: Attend) -> tuple[Tensor, Tensor, Tensor]:
-        """x `[N, d]` -> output `[N, d]`, rotated key and value `[N, kv_heads, head_dim]`."""
+    def project(self, x: Tensor, cosine: Tensor, sine: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """x `[N, d]` -> rotated query `[N, heads, head_dim]`, rotated key and value `[N, kv_heads, head_dim]`."""
         query = self.q_norm(self.q_proj(x).unflatten(-1, (-1, self.head_dim)))
         key = self.k_norm(self.k_proj(x).unflatten(-1, (-1, self.head_dim)))
         value = self.v_proj(x).unflatten(-1, (-1, self.head_dim))
-        query, key = rotate(query, cosine, sine), rotate(key, cosine, sine)
-        return self.o_proj(attend(query, key, value).flatten(1)), key, value
+        return rotate(query, cosine, sine), rotate(key, cosine, sine), value
 
 
 class Block(nn.Module):
@@ -49,9 +48,18 @@ class Block(nn.Module):
         self.mlp = SwiGLU(backbone.hidden_size, backbone.intermediate_size, bias=backbone.mlp_bias)
 
     def forward(self, x: Tensor, cosine: Tensor, sine: Tensor, attend: Attend) -> tuple[Tensor, Tensor, Tensor]:
-        attended, key, value = self.self_attn(self.input_layernorm(x), cosine, sine, attend)
-        x = x + attended
-        return x + self.mlp(self.post_attention_layernorm(x)), key, value
+        """x `[N, d]` -> output `[N, d]`, rotated key and value `[N, kv_heads, head_dim]`."""
+        query, key, value = self.before(x, cosine, sine)
+        return self.after(x, attend(query, key, value)), key, value
+
+    def before(self, x: Tensor, cosine: Tensor, sine: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """What attention takes; see `Attention.project`."""
+        return self.self_attn.project(self.input_layernorm(x), cosine, sine)
+
+    def after(self, x: Tensor, attended: Tensor) -> Tensor:
+        """The block's output, from its input `[N, d]` and what attention gave, `[N, heads, head_dim]`."""
+        x = x + self.self_attn.o_proj(attended.flatten(1))
+        return x + self.mlp(self.post_attention_layernorm(x))
 
 
 @torch.no_grad()
