@@ -125,7 +125,10 @@ class Shop:
         for name in unit.candidates:
             self.produced(f"validate:{name}")
             found = json.loads((self.root / self.plan.units[name].folder / VALIDATE).read_text(encoding="utf-8"))
-            losses.append((found["loss"], learning_rate(self.plan.units[name].recipe)))
+            if found["loss"] is not None:  # it is where the run diverged
+                losses.append((found["loss"], learning_rate(self.plan.units[name].recipe)))
+        if not losses:
+            raise ConfigError(f"{unit.id}: every run of its search diverged; give 'search.learning_rates' lower rates.")
         return min(losses)[1]
 
     def run(self, task: Task, key: str, tell: Tell) -> None:

@@ -148,6 +148,42 @@ def test_the_list_of_runs_holds_every_run_with_its_own_accuracy(root: Path):
             assert rows[name]["Accuracy (%)"] == f"{100 * accuracy(grades):.1f}"
 
 
+def test_the_search_is_told_rate_by_rate(root: Path, tmp_path: Path):
+    copy = shutil.copytree(root, tmp_path / "study", ignore=shutil.ignore_patterns("report", "samples", "analyses"))
+    losses = {
+        "standard": {1e-3: 0.42, 2e-3: 0.41},
+        "ouro-m2": {1e-3: 0.40, 2e-3: None},
+        "tah2-m2": {1e-3: 0.3, 2e-3: 0.4},
+    }
+    study = json.loads((copy / "study.json").read_text())
+    for variant, found in losses.items():
+        info = json.loads((copy / "units" / f"{variant}-b0-s0" / "unit.json").read_text())
+        for rate, loss in found.items():
+            unit = f"search-{variant}-lr{rate:g}-b0-s0"
+            study["units"].append(unit)
+            (copy / "units" / unit).mkdir()
+            changed = {**info, "id": unit, "group": "search", "learning_rate": rate}
+            (copy / "units" / unit / "unit.json").write_text(json.dumps(changed))
+            (copy / "units" / unit / "validate.json").write_text(json.dumps({"loss": loss, "depth/mean": 1.0}))
+    study["study"]["variants"]["tah2-m8"]["rate_of"] = "tah2-m2"
+    (copy / "study.json").write_text(json.dumps(study))
+    text = write_report(copy).read_text(encoding="utf-8")
+    rows = {row["Variant"]: row for row in cells(copy, "table-search")}
+    assert [rows[name]["Chosen"] for name in ("Standard", "Ouro M=2", "TaH2 M=2")] == ["0.002", "0.001", "0.001"]
+    assert [row["Where"] for row in rows.values()] == [
+        f"the {edge} of the grid" for edge in ("largest", "smallest", "smallest")
+    ]
+    assert rows["Ouro M=2"]["loss at 0.002"] == "–"
+    assert rows["TaH2 M=2"]["Taken by"] == "tah2-m8"
+    assert "Standard (the largest), Ouro M=2 (the smallest) and TaH2 M=2 (the smallest)" in text
+    assert (
+        next(row for row in cells(copy, "table-runs") if row["Run"].startswith("search-ouro-m2-lr0.002"))[
+            "Validation loss"
+        ]
+        == "diverged"
+    )
+
+
 def test_changes_of_an_ablation_are_differences_of_raw_accuracies(root: Path):
     row = next(row for row in cells(root, "table-design") if row["Variant"].startswith("Uniform"))
     change = mean(accuracy(rows) for rows in raw(root, "uniform-weights")) - mean(

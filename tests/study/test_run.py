@@ -17,6 +17,8 @@ from tah2.data.procedural import ProceduralConfig
 from tah2.study.layout import SUMMARY, Results, load_results
 from tah2.study.ledger import Ledger
 from tah2.study.plan import plan_study
+from tah2.study.report.sections.account import all_runs
+from tah2.study.report.view import open_view
 from tah2.study.runner import begin_study, run_study, state_of
 from tah2.study.shop import Shop
 from tah2.study.stages.respond import flops_model
@@ -85,6 +87,23 @@ def test_the_search_takes_the_rate_of_the_lowest_loss(results: Results):
     for variant in ("standard", "ouro-m2"):
         assert {unit.info.learning_rate for unit in results.of(variant)} == {best}
     assert results.of("tah2-m2")[0].info.learning_rate == 1e-2
+
+
+def test_a_rate_at_which_training_diverges_loses_the_search(tmp_path: Path):
+    change = {"search": {"learning_rates": [1e-2, 1e30]}, "bases": {"tiny": {"seeds": [0]}}}
+    plan = plan_study(mini(tmp_path, change), ["standard"])
+    shop = run_study(plan, tmp_path / "out", Remembered(), stages=("base", "train", "validate"))
+    found = load_results(shop.root)
+    (unit,) = found.units
+    assert unit.info.learning_rate == 1e-2
+    assert {run.info.learning_rate: run.validation["loss"] for run in found.all_units if run is not unit}[1e30] is None
+    screen = Remembered()
+    run_study(plan, tmp_path / "out", screen, stages=("base", "train", "validate"))
+    assert screen.ran == []
+    all_runs(open_view(shop.root)).html()
+    hopeless = plan_study(mini(tmp_path, change, {"search": {"learning_rates": [1e30]}}), ["standard"])
+    with pytest.raises(ConfigError, match="every run of its search diverged"):
+        run_study(hopeless, tmp_path / "out", Remembered(), stages=("base", "train", "validate"))
 
 
 def test_grades_are_what_the_raw_records_say(done: Shop, results: Results):

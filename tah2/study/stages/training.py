@@ -23,12 +23,15 @@ from tah2.study.sources import local_path
 from tah2.train.callbacks import Callback
 from tah2.train.callbacks.base import Level, Metrics, RunInfo
 from tah2.train.config import TrainConfig
+from tah2.train.health import NonFiniteLoss
 from tah2.train.summary import write_summary
 
 if TYPE_CHECKING:
     from tah2.study.shop import Shop, Tell
 
 BEGUN = "begun.json"
+DIVERGED = "diverged"
+"""What a run of the search leaves behind whose loss was not finite: no model, so that another rate is taken."""
 CHECKPOINTS = "checkpoints"
 
 
@@ -65,7 +68,13 @@ def train_unit(shop: Shop, task: Task, key: str, tell: Tell) -> str:
         shutil.copytree(twin, config.out, copy_function=_link)
     else:
         _begin(folder, [config.out], key, shop.start(unit))
-        _train(shop, config, tell)
+        try:
+            _train(shop, config, tell)
+        except NonFiniteLoss:
+            if unit.group != "search":
+                raise
+            describe_unit(shop, unit)
+            return DIVERGED
     describe_unit(shop, unit)
     return digest_model(config.out / MODEL)
 

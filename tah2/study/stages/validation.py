@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
@@ -12,7 +14,7 @@ from tah2.data.store import TokenStore
 from tah2.study.layout import VALIDATE
 from tah2.study.ledger import digest_files
 from tah2.study.plan import Task, Unit
-from tah2.study.stages.training import describe_unit
+from tah2.study.stages.training import DIVERGED, describe_unit
 from tah2.study.world import open_world
 from tah2.train.config import TrainConfig
 from tah2.train.summary import write_summary
@@ -30,6 +32,9 @@ def validate_unit(shop: Shop, task: Task, key: str, tell: Tell) -> str:
     from tah2.train.validate import validate
 
     unit = shop.plan.units[task.subject]
+    path = shop.root / unit.folder / VALIDATE
+    if shop.produced(f"train:{unit.of or unit.id}") == DIVERGED:
+        return _close(path, {"loss": None})
     config = shop.config(shop.plan.units[unit.of] if unit.of is not None else unit)
     if config.system.threads is not None:
         torch.set_num_threads(config.system.threads)
@@ -39,10 +44,15 @@ def validate_unit(shop: Shop, task: Task, key: str, tell: Tell) -> str:
     settings = LoopSettings(attention=config.system.attention, max_depth=unit.ceiling)
     tell(0.2)
     metrics = validate(decoder, batches, settings, device, lambda tensor: tensor)
-    if not math.isfinite(metrics["loss"]):
-        raise ValueError(f"The validation loss of {unit.id} is not finite; look at its training log.")
     describe_unit(shop, unit)
-    path = shop.root / unit.folder / VALIDATE
+    if not math.isfinite(metrics["loss"]):
+        if unit.group != "search":
+            raise ValueError(f"The validation loss of {unit.id} is not finite; look at its training log.")
+        metrics = {"loss": None}
+    return _close(path, metrics)
+
+
+def _close(path: Path, metrics: Mapping[str, float | None]) -> str:
     write_summary(path, metrics)
     return digest_files([path])
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import platform
 from html import escape
@@ -14,7 +15,7 @@ from tah2.evals.manifest import commit, versions
 from tah2.study.layout import UnitResult
 from tah2.study.numbers import runs_of_units
 from tah2.study.report.blocks import Block, Cell, Missing, Paragraph, Raw, Row, Section, Table
-from tah2.study.report.view import NOTHING, View, percent
+from tah2.study.report.view import NOTHING, View, listed, percent
 
 
 def claims(view: View) -> Section:
@@ -53,7 +54,7 @@ def all_runs(view: View) -> Section:
     caption = f"All {len(units)} runs of the study, those of the learning-rate search too; none is left out."
     table = Table("table-runs", caption, columns, rows)
     inside = f"<details><summary>All {len(units)} runs</summary>{table.html()}</details>"
-    return Section("runs", "Every run", (Paragraph(_search_words(view)), Raw(inside, table)))
+    return Section("runs", "Every run", (*_search_blocks(view), Raw(inside, table)))
 
 
 def _run_row(view: View, unit: UnitResult) -> Row:
@@ -62,7 +63,8 @@ def _run_row(view: View, unit: UnitResult) -> Row:
     accuracy, depth, loss, seconds = NOTHING, NOTHING, NOTHING, NOTHING
     try:
         validation = unit.validation
-        loss, depth = f"{validation['loss']:.4f}", f"{validation['depth/mean']:.2f}"
+        loss = "diverged" if validation["loss"] is None else f"{validation['loss']:.4f}"
+        depth = f"{validation['depth/mean']:.2f}"
     except (ConfigError, KeyError):
         pass
     with contextlib.suppress(ConfigError, KeyError):
@@ -74,17 +76,62 @@ def _run_row(view: View, unit: UnitResult) -> Row:
     return Row(Cell(info.id), tuple(Cell(word) for word in words))
 
 
-def _search_words(view: View) -> str:
-    searched = [unit.info for unit in view.results.all_units if unit.info.group == "search"]
+def _search_blocks(view: View) -> tuple[Block, ...]:
+    """Which learning rate each search chose, and whether the grid ends there."""
+    searched: dict[str, dict[float, float]] = {}
+    for unit in view.results.all_units:
+        if unit.info.group == "search":
+            searched.setdefault(unit.info.variant, {})[unit.info.learning_rate] = _searched_loss(unit)
     if not searched:
-        return "There was no search: every run is in the tables above and in this list."
-    rates = sorted({info.learning_rate for info in searched})
-    variants = len({info.variant for info in searched})
-    listed = ", ".join(f"{rate:g}" for rate in rates)
-    return (
-        f"{len(searched)} of these runs are the learning-rate search: {variants} variants, the same rates for each "
-        f"({listed}), the lowest validation loss on one base seed wins."
+        return (Paragraph("There was no search: every run is in the tables above and in this list."),)
+    rates = sorted({rate for losses in searched.values() for rate in losses})
+    rows, at_edge = [], []
+    for variant, losses in searched.items():
+        if all(math.isinf(loss) for loss in losses.values()):
+            continue
+        chosen = min(losses, key=lambda rate: (losses[rate], rate))
+        edge = "smallest" if chosen == rates[0] else "largest" if chosen == rates[-1] else ""
+        cells = [Cell(_loss_text(losses.get(rate)), strong=rate == chosen) for rate in rates]
+        cells += [Cell(f"{chosen:g}"), Cell(f"the {edge} of the grid" if edge else "inside the grid")]
+        rows.append(Row(Cell(_searched_title(view, variant)), (*cells, Cell(_takers(view, variant)))))
+        at_edge += [f"{_searched_title(view, variant)} (the {edge})"] if edge else []
+    words = (
+        f"{sum(map(len, searched.values()))} of these runs are the learning-rate search: {len(searched)} variants, the "
+        f"same rates for each ({', '.join(f'{rate:g}' for rate in rates)}), the lowest validation loss on one base "
+        "seed wins. "
     )
+    words += (
+        f"Chosen at an edge of the grid, so that a rate beyond it might do better still: {listed(at_edge)}."
+        if at_edge
+        else "No search ended at an edge of the grid."
+    )
+    columns = ("Variant", *(f"loss at {rate:g}" for rate in rates), "Chosen", "Where", "Taken by")
+    table = Table("table-search", "The learning-rate search: validation losses.", columns, tuple(rows))
+    return Paragraph(words), table
+
+
+def _searched_loss(unit: UnitResult) -> float:
+    """Infinite where the run has no loss: it diverged, or has not ended yet."""
+    try:
+        loss = unit.validation["loss"]
+    except ConfigError:
+        return math.inf
+    return math.inf if loss is None else float(loss)
+
+
+def _loss_text(loss: float | None) -> str:
+    return NOTHING if loss is None or math.isinf(loss) else f"{loss:.4f}"
+
+
+def _searched_title(view: View, variant: str) -> str:
+    return view.title(variant) if variant in view.results.variants else variant
+
+
+def _takers(view: View, variant: str) -> str:
+    """The variants that take this one's rate."""
+    asked = view.results.study.get("variants") or {}
+    names = [name for name, other in asked.items() if (other or {}).get("rate_of") == variant]
+    return ", ".join(names) or NOTHING
 
 
 def how_made(view: View) -> Section:
