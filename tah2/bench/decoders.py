@@ -29,7 +29,7 @@ from tah2.engine.weights import ModelWeights, Weights, choose_weights
 from tah2.model.checkpoint import load, run_conversion
 from tah2.model.gate import Decider, Gate
 from tah2.model.loop import LoopedDecoder
-from tah2.model.reentry import Predicted
+from tah2.model.reentry import Predicted, Reentry
 from tah2.model.start import StartConfig, calibration_text
 
 Ids = list[list[int]]
@@ -53,6 +53,19 @@ class Uncertain(Gate):
     @staticmethod
     def continues(probability: Tensor, survival: Tensor, threshold: Tensor | float) -> Tensor:
         return Decider.continues(probability, survival, threshold)
+
+
+class Repeating(Reentry):
+    """An updater whose answer is known: depth 2 reads the token's own embedding again, so that it nearly repeats
+    depth 1's prediction, as a trained loop's does. The learned updater runs too, because its time counts."""
+
+    def __init__(self, updater: Reentry) -> None:
+        torch.nn.Module.__init__(self)
+        self.updater, self.top_k = updater, updater.top_k
+
+    def forward(self, anchor: Tensor, state: Tensor, predicted: Predicted | None, embedding: Tensor) -> Tensor:
+        learned: Tensor = self.updater(anchor, state, predicted, embedding)
+        return anchor + 0.0 * learned
 
 
 @dataclass
@@ -98,6 +111,19 @@ def make_models(name: str, ceilings: Sequence[int]) -> Models:
     decoder.gate = Uncertain(decoder.gate)
     loops = {ceiling: _with_loop(decoder, LoopConfig("tah2", ceiling)) for ceiling in ceilings}
     return Models(name, path is not None, _with_loop(decoder, LoopConfig("standard", 1)), loops, tokens)
+
+
+def make_random_models(name: str, ceilings: Sequence[int], device: torch.device, dtype: torch.dtype) -> Models:
+    """Random weights of the shape on any device, with a decider and an updater whose answers are known."""
+    torch.manual_seed(0)
+    with device:
+        decoder = LoopedDecoder(BackboneConfig.from_hf(SHAPES[name]), LoopConfig("tah2", max(ceilings)))
+    decoder.to(dtype).reset()
+    assert isinstance(decoder.gate, Decider)
+    decoder.gate, decoder.reentry = Uncertain(decoder.gate), Repeating(decoder.reentry)
+    loops = {ceiling: _with_loop(decoder, LoopConfig("tah2", ceiling)) for ceiling in ceilings}
+    tokens = np.random.default_rng(0).integers(0, SHAPES[name]["vocab_size"], 65536).tolist()
+    return Models(name, False, _with_loop(decoder, LoopConfig("standard", 1)), loops, tokens)
 
 
 def _with_loop(decoder: LoopedDecoder, loop: LoopConfig) -> LoopedDecoder:
@@ -154,10 +180,16 @@ class Timed:
 class Engines:
     """One engine per loop over weights that are packed once."""
 
-    def __init__(self, models: Models, max_model_len: int) -> None:
+    def __init__(self, models: Models, max_model_len: int, kv_memory_gib: float = 1.0, recorded: bool = True) -> None:
+        """`recorded=False`: the model's own modules, without kernels and CUDA graphs."""
         self.models = models
         self.config = EngineConfig(
-            max_num_seqs=16, max_model_len=max_model_len, enable_prefix_caching=False, kv_memory_gib=1.0, seed=0
+            max_num_seqs=16,
+            max_model_len=max_model_len,
+            enable_prefix_caching=False,
+            kv_memory_gib=kv_memory_gib,
+            kernels="auto" if recorded else "off",
+            seed=0,
         )
         deepest = models.loops[max(models.loops)]
         self._packed = choose_weights(deepest, self.config)
@@ -203,11 +235,13 @@ class Decoded:
 
 
 class Stretch:
-    """Greedy decoding of a full batch, step by step, from its first output tokens on (`each` per prompt on average)."""
+    """Decoding of a full batch, step by step, from its first output tokens on (`each` per prompt on average)."""
 
-    def __init__(self, engine: Engine, prompts: Ids, each: int, threshold: float | None = None) -> None:
+    def __init__(
+        self, engine: Engine, prompts: Ids, each: int, threshold: float | None = None, temperature: float = 0.0
+    ) -> None:
         self.engine, self.names, self.wanted = engine, [str(i) for i in range(len(prompts))], each * len(prompts)
-        params = SamplingParams(temperature=0.0, max_tokens=None, ignore_eos=True, exit_threshold=threshold)
+        params = SamplingParams(temperature=temperature, max_tokens=None, ignore_eos=True, exit_threshold=threshold)
         waiting = set(self.names)
         for name, prompt in zip(self.names, prompts, strict=True):
             engine.add_request(name, prompt, params)
@@ -255,8 +289,10 @@ class Stretch:
         return weights.seconds if isinstance(weights, Timed) else None
 
 
-def decode(engine: Engine, prompts: Ids, each: int, threshold: float | None = None) -> Decoded:
-    (run,) = side_by_side(Stretch(engine, prompts, each, threshold))
+def decode(
+    engine: Engine, prompts: Ids, each: int, threshold: float | None = None, temperature: float = 0.0
+) -> Decoded:
+    (run,) = side_by_side(Stretch(engine, prompts, each, threshold, temperature))
     return run
 
 
@@ -268,7 +304,9 @@ def side_by_side(*stretches: Stretch) -> list[Decoded]:
     return [stretch.close() for stretch in stretches]
 
 
-def threshold_of_depth(engine: Engine, prompts: Ids, each: int, depth: float, tries: int = 12) -> float:
+def threshold_of_depth(
+    engine: Engine, prompts: Ids, each: int, depth: float, tries: int = 12, temperature: float = 0.0
+) -> float:
     """The exit threshold under which decoding these prompts runs `depth` iterations a token, as nearly as found.
 
     A higher threshold stops earlier, up to noise: another route writes another text. The search keeps a bracket, tries
@@ -278,7 +316,7 @@ def threshold_of_depth(engine: Engine, prompts: Ids, each: int, depth: float, tr
     low, high = 0.0, 1.0
     best, found, threshold = math.inf, 0.5, 0.5
     for _ in range(tries):
-        run = decode(engine, prompts, each, threshold)
+        run = decode(engine, prompts, each, threshold, temperature)
         if abs(run.mean_depth - depth) < best:
             best, found = abs(run.mean_depth - depth), threshold
         if best < 0.01:
@@ -296,16 +334,16 @@ class TransformersPeer:
     def __init__(self, models: Models) -> None:
         from transformers import AutoConfig, AutoModelForCausalLM
 
-        config = AutoConfig.for_model(**SHAPES[models.name])
+        config, weight = AutoConfig.for_model(**SHAPES[models.name]), models.standard.embed_tokens.weight
         with torch.device("meta"):
-            self.model = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa", dtype=torch.float32)
+            self.model = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa", dtype=weight.dtype)
         held = {f"model.{name}": tensor for name, tensor in models.standard.state_dict().items()}
         held["lm_head.weight"] = models.standard.head_weight.detach()
         wanted = {name: held[name] for name in self.model.state_dict()}
         self.model.load_state_dict(wanted, assign=True)
         self.model.tie_weights()
         rotary = type(self.model.model.rotary_emb)
-        self.model.model.rotary_emb = rotary(config)
+        self.model.model.rotary_emb = rotary(config).to(weight.device)
         self.model.eval()
 
     def decode(self, prompts: Ids, each: int, beside: Stretch | None = None) -> tuple[float, Ids]:
@@ -333,7 +371,7 @@ class TransformersPeer:
         self._generate([prompt], 1, None)
 
     def _generate(self, prompts: Ids, tokens: int, criteria: Any) -> Ids:
-        ids = torch.tensor(prompts)
+        ids = torch.tensor(prompts, device=self.model.device)
         options = {"do_sample": False, "pad_token_id": 0, "eos_token_id": None}
         rows: Ids = self.model.generate(
             ids,

@@ -14,7 +14,9 @@ Measure what the loop costs on this machine. Ratios compare contenders that ran 
 close other programs first, and read absolute figures as this machine's alone.
 
   tah2 bench train                      training steps against Standard's and transformers', time and memory
-  tah2 bench decode                     decoding against Standard, transformers and the memory's bandwidth
+  tah2 bench train --model qwen3-1.7b   the same of one model on random weights, for a GPU
+  tah2 bench decode                     decoding on a CPU against Standard, transformers and the memory's bandwidth
+  tah2 bench gpu                        decoding on a GPU, random weights of Qwen3-1.7B's shape
   tah2 bench serve                      16 streams through HTTP against the engine alone
   tah2 bench train --json --out FILE    the same as one JSON object, also written to FILE
 """
@@ -28,7 +30,8 @@ class Bench(NamedTuple):
 
 BENCHES = {
     "train": Bench("tah2.bench.train", "time and memory of training steps"),
-    "decode": Bench("tah2.bench.decode", "speed of decoding"),
+    "decode": Bench("tah2.bench.decode", "speed of decoding on a CPU"),
+    "gpu": Bench("tah2.bench.gpu", "speed of decoding on a GPU"),
     "serve": Bench("tah2.bench.serve", "what the server costs over the engine"),
 }
 
@@ -44,7 +47,11 @@ def main(argv: list[str]) -> int:
         command.add_argument("--out", type=Path, metavar="FILE", help="write the JSON object to FILE too")
         command.add_argument("--threads", type=int, metavar="N", help="threads of PyTorch (its own choice by default)")
         command.add_argument("--rounds", type=int, metavar="N", help="timed rounds of each contender")
-        command.add_argument("--quick", action="store_true", help="tiny sizes: does it run? The figures say nothing")
+        sizes = command.add_mutually_exclusive_group()
+        sizes.add_argument("--quick", action="store_true", help="tiny sizes: does it run? The figures say nothing")
+        if name == "train":
+            sizes.add_argument("--model", metavar="NAME", help="this size alone, such as qwen3-1.7b on a GPU")
+            command.add_argument("--tokens", type=int, metavar="N", help="tokens of a step with --model (4096)")
     options = parser.parse_args(argv)
     report = _measure(options)
     text = json.dumps(report, indent=2)
@@ -64,6 +71,10 @@ def _measure(options: argparse.Namespace) -> dict[str, Any]:
         raise ValueError("'--threads' and '--rounds' must be at least 1.")
     bench = importlib.import_module(BENCHES[options.command].module)
     plan = bench.QUICK if options.quick else bench.FULL
+    if options.command == "train" and options.model is not None:
+        plan = bench.plan_of(options.model, 4096 if options.tokens is None else options.tokens)
+    elif options.command == "train" and options.tokens is not None:
+        raise ValueError("'--tokens' belongs to '--model': the other sizes have tokens of their own.")
     if options.rounds is not None:
         plan = replace(plan, rounds=options.rounds)
     report: dict[str, Any] = bench.measure(plan, options.threads, lambda line: print(line, file=sys.stderr))
