@@ -58,8 +58,9 @@ def _measure(case: dict[str, Any]) -> Peak:
     torch.set_num_threads(case["threads"])
     work, small = Workload(tuple(case["lengths"]), case["prompt"]), Workload((8, 8))
     with World.from_environment() as world:
-        _run(_contender("qwen3-tiny", case["system"], small, world))  # libraries and their pools are in memory now
         on_gpu = world.device.type == "cuda"
+        if not on_gpu:
+            _run(_contender("qwen3-tiny", case["system"], small, world))  # libraries and their pools are in memory now
         before = torch.cuda.memory_allocated(world.device) if on_gpu else _resident("VmRSS")
         contender = _contender(case["model"], case["system"], work, world)
         contender()  # the optimizer's moments exist from here on

@@ -10,7 +10,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -26,7 +26,15 @@ from tah2.data.procedural import ProceduralConfig
 from tah2.data.store import Sample
 from tah2.model.loop import LoopSettings
 from tah2.model.start import StartConfig
-from tah2.train.config import LoggingSection, ModelSection, ObjectiveSection, OptimizerSection, TrainConfig
+from tah2.train.config import (
+    LoggingSection,
+    ModelSection,
+    ObjectiveSection,
+    OptimizerSection,
+    SystemSection,
+    TrainConfig,
+)
+from tah2.train.export import whole_tensors
 from tah2.train.parallel import World, gathered
 from tah2.train.schemes import Context
 from tah2.train.trainer import Trainer
@@ -49,6 +57,25 @@ _SMOLLM2 = {
     "rope_theta": 100000.0,
     "tie_word_embeddings": True,
 }
+
+
+def _qwen3(hidden: int, intermediate: int) -> dict[str, Any]:
+    """A published Qwen3 of 28 layers."""
+    return {
+        "model_type": "qwen3",
+        "vocab_size": 151936,
+        "hidden_size": hidden,
+        "intermediate_size": intermediate,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "max_position_embeddings": 32768,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1000000.0},
+        "tie_word_embeddings": True,
+    }
+
+
 SHAPES: dict[str, dict[str, Any]] = {
     "qwen3-tiny": {
         "model_type": "qwen3",
@@ -75,6 +102,8 @@ SHAPES: dict[str, dict[str, Any]] = {
         "tie_word_embeddings": True,
     },
     "smollm2-135m": _SMOLLM2,
+    "qwen3-0.6b": _qwen3(1024, 3072),
+    "qwen3-1.7b": _qwen3(2048, 6144),
 }
 
 
@@ -106,9 +135,17 @@ def weights_of(model: str) -> str | None:
 
 
 class OurStep:
-    """The trainer's step on one micro-batch."""
+    """The trainer's step on one micro-batch; like transformers' it keeps all activations, on GPUs too."""
 
-    def __init__(self, model: str, loop: str, work: Workload, world: World, pretrained: bool = True) -> None:
+    def __init__(
+        self,
+        model: str,
+        loop: str,
+        work: Workload,
+        world: World,
+        pretrained: bool = True,
+        precision: Literal["auto", "bf16"] = "auto",
+    ) -> None:
         path = weights_of(model) if pretrained else None
         shape = None if path else SHAPES[model]
         config = TrainConfig(
@@ -118,6 +155,7 @@ class OurStep:
             loop=LoopConfig(loop, 1 if loop == "standard" else 2),
             procedural=ProceduralConfig(samples=1, validation_samples=1),
             optimizer=OptimizerSection(learning_rate=NO_CHANGE),
+            system=SystemSection(precision=precision, activation_checkpointing=False),
             logging=LoggingSection(loggers=()),
         )
         self.trainer, self.world = Trainer(config, world), world
@@ -181,7 +219,7 @@ class TransformersStep:
         self.model = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa", dtype=torch.float32)
         self.model.config.use_cache = False
         if weights is not None:
-            backbone = weights.trainer.decoder.state_dict()
+            backbone = whole_tensors(weights.trainer.decoder, torch.float32, world)
             self.model.model.load_state_dict(
                 {name: tensor for name, tensor in backbone.items() if name in self.model.model.state_dict()}
             )

@@ -9,7 +9,8 @@
 | memory_over_transformers | Standard's peak memory | transformers' | < 1 |
 
 Each ratio of several models or workloads is the worst of them; every single one stands beside it. Times are of the best
-of interleaved rounds.
+of interleaved rounds. A GPU, where there is one, computes in bf16 on fp32 weights, ours and transformers' alike, and no
+contender recomputes activations. The default sizes are a CPU's: `plan_of` makes a plan for one model of a GPU's size.
 """  # noqa: E501
 
 from __future__ import annotations
@@ -24,11 +25,12 @@ import torch
 from tah2.bench.machine import describe
 from tah2.bench.memory import TRANSFORMERS, peak_of_step
 from tah2.bench.rounds import Ratio, interleaved
-from tah2.bench.steps import OurStep, TransformersStep, Workload, weights_of
+from tah2.bench.steps import SHAPES, OurStep, TransformersStep, Workload, weights_of
 from tah2.compute.published import TRAIN_CONTINUE, TRAIN_MEAN_KEYS, TRAIN_TOKENS
 from tah2.compute.train import train_flops
 from tah2.config.backbone import preset
 from tah2.config.loop import LoopConfig
+from tah2.config.strict import ConfigError, suggestion
 from tah2.train.parallel import World
 
 TARGETS = {
@@ -81,21 +83,33 @@ QUICK = Plan(
 )
 
 
+def plan_of(model: str, tokens: int) -> Plan:
+    """One model alone, on four documents of `tokens` tokens in all; memory also on one document of as many."""
+    if model not in SHAPES:
+        raise ConfigError(f"Unknown model {model!r}{suggestion(model, SHAPES)}.")
+    most = SHAPES[model]["max_position_embeddings"]
+    if not 64 <= tokens <= most:
+        raise ConfigError(f"'--tokens' lies between 64 and {most}, the longest document of {model}; not {tokens}.")
+    even = Workload((tokens // 4,) * 4, prompt=0.3)
+    return Plan(rounds=5, workloads={model: {"even": even}}, growth_model=model, growth=(tokens,))
+
+
 def measure(plan: Plan, threads: int | None = None, say: Say = lambda line: None) -> dict[str, Any]:
     """Run the plan; `say` hears what is being measured."""
     if threads is not None:
         torch.set_num_threads(threads)
     with World.from_environment() as world:
         machine = describe(world.device)
+        # Memory first, in processes of their own: afterwards this one holds what its models took of a GPU.
+        memory = {
+            model: {name: _memory(model, work, say, name) for name, work in works.items()}
+            for model, works in plan.workloads.items()
+        }
+        growth = _growth(plan, say)
         times = {
             model: {name: _times(model, work, plan.rounds, world, say, name) for name, work in works.items()}
             for model, works in plan.workloads.items()
         }
-    memory = {
-        model: {name: _memory(model, work, say, name) for name, work in works.items()}
-        for model, works in plan.workloads.items()
-    }
-    growth = _growth(plan, say)
     (four_k,) = [row for row in growth["rows"] if row["tokens"] == plan.four_k]
     every_time = [time for model in times.values() for time in model.values()]
     return {

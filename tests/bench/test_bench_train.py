@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
 
+from tah2.bench import train as bench
 from tah2.bench.rounds import Ratio, Timing, interleaved
-from tah2.bench.steps import CONTINUE_FRACTION, OurStep, TransformersStep, Workload
-from tah2.bench.train import FULL, TARGETS, paper_profile
+from tah2.bench.steps import CONTINUE_FRACTION, SHAPES, OurStep, TransformersStep, Workload
+from tah2.bench.train import FULL, TARGETS, Plan, paper_profile, plan_of
 from tah2.cli.frame import main
+from tah2.config.backbone import BackboneConfig, preset
 from tah2.train.parallel import World
 
 WORK = Workload((20, 12), prompt=0.3)
@@ -54,23 +57,64 @@ def test_the_full_plan_measures_what_the_targets_name():
     assert FULL.four_k == 4096
 
 
-def test_contenders_share_weights_and_data_and_no_step_changes_them():
-    world = World()
-    ours = OurStep("qwen3-tiny", "standard", WORK, world)
-    theirs = TransformersStep("qwen3-tiny", WORK, world, ours)
-    before = ours.loss()
-    assert before == pytest.approx(theirs.loss(), rel=1e-5)
-    ours(), theirs()
-    assert ours.loss() == before
-    assert before == pytest.approx(theirs.loss(), rel=1e-5)
+def test_one_model_is_measured_on_as_many_tokens_as_asked(monkeypatch: pytest.MonkeyPatch):
+    asked: list[Plan] = []
+    monkeypatch.setattr(bench, "measure", lambda plan, threads, say: asked.append(plan) or {})
+    monkeypatch.setattr("tah2.cli.bench._show", lambda report: None)
+    assert main(["bench", "train", "--model", "qwen3-1.7b", "--rounds", "3"]) == 0
+    (plan,) = asked
+    assert plan == Plan(3, {"qwen3-1.7b": {"even": Workload((1024,) * 4, 0.3)}}, "qwen3-1.7b", (4096,))
+    assert plan.four_k == 4096
 
 
-def test_a_chosen_share_of_tokens_continues_and_is_counted():
-    step = OurStep("qwen3-tiny", "tah2", WORK, World())
-    assert step.continued == pytest.approx(CONTINUE_FRACTION, abs=0.05)
-    counts = step.measured.counts
-    assert counts.lookahead_tokens_actual[0] <= counts.tokens[0] - counts.tokens[1]
-    assert step.flops.total_actual < step.flops.total_paper
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["--model", "qwen3-1.8b"], "did you mean 'qwen3-1.7b'?"),
+        (["--model", "qwen3-tiny", "--tokens", "4096"], "between 64 and 1024"),
+        (["--tokens", "4096"], "'--tokens' belongs to '--model'"),
+    ],
+)
+def test_sizes_that_cannot_be_measured_are_named(words: list[str], sentence: str, capfd: pytest.CaptureFixture[str]):
+    assert main(["bench", "train", *words]) == 2
+    assert sentence in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("model", ["qwen3-0.6b", "qwen3-1.7b"])
+def test_the_sizes_for_gpus_are_the_published_ones(model: str):
+    assert BackboneConfig.from_hf(SHAPES[model]) == preset(model)
+
+
+@pytest.mark.slow
+def test_a_plan_of_one_model_runs():
+    report = bench.measure(replace(plan_of("qwen3-tiny", 64), rounds=1), torch.get_num_threads())
+    assert set(report["ratios"]) == set(TARGETS)
+    assert [row["tokens"] for row in report["growth"]["rows"]] == [64]
+    assert all(math.isfinite(number) for number in numbers(report))
+
+
+@pytest.mark.parametrize("precision", ["auto", "bf16"])
+def test_contenders_share_weights_and_data_and_no_step_changes_them(precision: Literal["auto", "bf16"]):
+    """bf16 is how GPUs run it: then our weights are sharded tensors."""
+    rel = 1e-5 if precision == "auto" else 0.01
+    with World() as world:
+        ours = OurStep("qwen3-tiny", "standard", WORK, world, precision=precision)
+        theirs = TransformersStep("qwen3-tiny", WORK, world, ours)
+        before = ours.loss()
+        assert before == pytest.approx(theirs.loss(), rel=rel)
+        ours(), theirs()
+        assert ours.loss() == before
+        assert before == pytest.approx(theirs.loss(), rel=rel)
+
+
+@pytest.mark.parametrize("precision", ["auto", "bf16"])
+def test_a_chosen_share_of_tokens_continues_and_is_counted(precision: Literal["auto", "bf16"]):
+    with World() as world:
+        step = OurStep("qwen3-tiny", "tah2", WORK, world, precision=precision)
+        assert step.continued == pytest.approx(CONTINUE_FRACTION, abs=0.05)
+        counts = step.measured.counts
+        assert counts.lookahead_tokens_actual[0] <= counts.tokens[0] - counts.tokens[1]
+        assert step.flops.total_actual < step.flops.total_paper
 
 
 def test_rounds_run_every_contender_in_turns():
