@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import argparse
-from pathlib import Path
+from tah2.cli.recipe import RecipeCall, print_config
 
 DESCRIPTION = """\
 Let a teacher answer the prompts of data sets, and write the answers that pass as training data for `tah2 sft`.
@@ -18,32 +17,14 @@ is applied to the answers that are there, and nobody is asked twice.
 Exit code 1: prompts are left that the teacher did not answer; run the command again to ask for them.
 """
 
-FLAGS = ("--show", "-h", "--help")
-"""May stand anywhere on the command line; every other word behind the recipe is an override."""
-
 
 def main(argv: list[str]) -> int:
-    parser = argparse.ArgumentParser(
-        prog="tah2 distill", description=DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("recipe", type=Path, help="a YAML recipe")
-    parser.add_argument("overrides", nargs=argparse.REMAINDER, metavar="KEY=VALUE", help="values over the recipe's")
-    parser.add_argument("--show", action="store_true", help="print the whole recipe as it would run, and stop")
-    words = [word for word in argv if word not in FLAGS]
-    arguments = parser.parse_args([*(word for word in argv if word in FLAGS), *words])
-
-    from tah2.config.recipe import load_recipe
-    from tah2.config.strict import build, plain
+    call = RecipeCall("tah2 distill", DESCRIPTION, argv)
     from tah2.distill.config import DistillConfig
 
-    recipe = load_recipe(arguments.recipe, arguments.overrides)
-    recipe.setdefault("out", str(Path("runs") / f"distill-{arguments.recipe.stem}"))
-    config = build(DistillConfig, recipe)
-    if arguments.show:
-        import yaml
-
-        print(yaml.safe_dump(plain(config), sort_keys=False), end="")
-        return 0
+    config = call.config(DistillConfig, out=f"runs/distill-{call.path.stem}")
+    if call.show:
+        return print_config(config)
 
     from tah2.cli.distill_progress import ProgressWatch
     from tah2.distill.run import distill

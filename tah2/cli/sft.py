@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import argparse
-from pathlib import Path
+from tah2.cli.recipe import RecipeCall, print_config
 
 DESCRIPTION = """\
 Post-train a model as a recipe says, on this machine or, through torchrun, on many.
@@ -18,33 +17,14 @@ from, summary.json and, at the end, the model as a Hugging Face folder. SIGTERM 
 current step with a checkpoint, and exit code 0.
 """
 
-FLAGS = ("--show", "-h", "--help")
-"""May stand anywhere on the command line; every other word behind the recipe is an override."""
-
 
 def main(argv: list[str]) -> int:
-    parser = argparse.ArgumentParser(
-        prog="tah2 sft", description=DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("recipe", type=Path, help="a YAML recipe")
-    parser.add_argument("overrides", nargs=argparse.REMAINDER, metavar="KEY=VALUE", help="values over the recipe's")
-    parser.add_argument("--show", action="store_true", help="print the whole recipe as it would run, and stop")
-    words = [word for word in argv if word not in FLAGS]
-    arguments = parser.parse_args([*(word for word in argv if word in FLAGS), *words])
-    from tah2.cli.recipe import load_recipe
-
-    recipe = load_recipe(arguments.recipe, arguments.overrides)
-    recipe.setdefault("out", str(Path("runs") / arguments.recipe.stem))
-
-    from tah2.config.strict import build, plain
+    call = RecipeCall("tah2 sft", DESCRIPTION, argv)
     from tah2.train.config import TrainConfig
 
-    config = build(TrainConfig, recipe)
-    if arguments.show:
-        import yaml
-
-        print(yaml.safe_dump(plain(config), sort_keys=False), end="")
-        return 0
+    config = call.config(TrainConfig, out=f"runs/{call.path.stem}")
+    if call.show:
+        return print_config(config)
 
     from tah2.train.health import NonFiniteLoss
     from tah2.train.trainer import train

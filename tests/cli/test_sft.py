@@ -58,3 +58,13 @@ def test_help_stands_anywhere(capsys: pytest.CaptureFixture[str]):
             main(["sft", *words])
         assert end.value.code == 0
         assert "KEY=VALUE" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("command", ["sft", "distill"])
+def test_the_usage_asks_for_a_recipe_alone(command: str, capsys: pytest.CaptureFixture[str]):
+    with pytest.raises(SystemExit) as end:
+        main([command])
+    assert end.value.code == 2
+    usage, error = capsys.readouterr().err.splitlines()
+    assert usage == f"usage: tah2 {command} [-h] [--show] RECIPE [KEY=VALUE ...]"
+    assert error.endswith("required: RECIPE")
