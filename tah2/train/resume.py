@@ -88,7 +88,7 @@ class CheckpointStore:
         if self.world.is_main:
             for stale in self.folder.glob(f"*{PARTIAL}"):
                 shutil.rmtree(stale)
-            partial.mkdir(parents=True)
+            partial.mkdir(parents=True, exist_ok=True)  # a quicker rank's writer may have made it by now
             _write_json(partial / STATE, self._described(state))
         upload = async_save(
             {**_tensors(state), **self._random_tensors()},

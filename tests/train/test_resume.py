@@ -314,6 +314,26 @@ def test_a_failed_save_is_reported_and_leaves_the_checkpoints_before(
         assert store.latest() == saved / "step-000003"
 
 
+def test_a_quicker_rank_may_have_made_the_folder_that_is_written_to(
+    saved: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a kill in a save the same folder lies there; another rank's writer remakes it while rank 0 cleans up."""
+    stale = saved / "step-000003.partial"
+    stale.mkdir()
+    (stale / "__0_0.distcp").write_bytes(b"torn")
+    remove = resume.shutil.rmtree
+
+    def remove_and_lose_the_race(path: Path) -> None:
+        remove(path)
+        path.mkdir()
+
+    monkeypatch.setattr(resume.shutil, "rmtree", remove_and_lose_the_race)
+    state = fresh()
+    state.step = 3
+    with CheckpointStore(saved, keep=9) as store:
+        assert store.save(state, asynchronous=False) == store.latest() == saved / "step-000003"
+
+
 def test_parameters_that_never_had_a_gradient_resume_without_optimizer_state(tmp_path: Path) -> None:
     state = fresh()
     state.decoder.gate.requires_grad_(False)
