@@ -34,7 +34,7 @@ from tah2.model.loop import LoopedDecoder
 from tah2.objective.pooling import pool_sum
 
 TIMEOUT = timedelta(minutes=30)
-"""How long a collective waits for a slower rank (rank 0 may prepare data alone)."""
+"""How long a collective waits for a slower rank (rank 0 fits the updater's start and writes the model alone)."""
 
 
 @dataclass(frozen=True)
@@ -80,6 +80,18 @@ class World:
         """Wait until every rank is here."""
         if self.group is not None:
             dist.barrier(self.group, device_ids=[self.local_rank] if self.device.type == "cuda" else None)
+
+    @contextmanager
+    def patient(self, patience: timedelta) -> Iterator[Callable[[], object]]:
+        """A barrier, for use inside, that waits so long for slower ranks; all ranks enter it at about the same time."""
+        if self.group is None:
+            yield self.barrier
+            return
+        group = dist.new_group(backend="gloo", timeout=patience)
+        try:
+            yield lambda: dist.barrier(group)
+        finally:
+            dist.destroy_process_group(group)
 
     def close(self) -> None:
         if dist.is_initialized():

@@ -6,6 +6,7 @@ import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import timedelta
 from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -31,6 +32,8 @@ from tah2.train.parallel import World
 
 START_STEPS = 512
 """At most so many global batches are looked through for them."""
+PATIENCE = timedelta(hours=12)
+"""How long other ranks wait for rank 0 to tokenise the data: hours, where there are billions of tokens."""
 
 Data = DataSet | StreamedData
 
@@ -116,13 +119,14 @@ def _fitting(data: DataSet, model: LoopedForCausalLM) -> DataSet:
 
 
 @contextmanager
-def main_first(world: World) -> Iterator[None]:
+def main_first(world: World, patience: timedelta = PATIENCE) -> Iterator[None]:
     """The body runs on rank 0, then on all others; every rank enters it."""
-    if not world.is_main:
-        world.barrier()
-    yield
-    if world.is_main:
-        world.barrier()
+    with world.patient(patience) as barrier:
+        if not world.is_main:
+            barrier()
+        yield
+        if world.is_main:
+            barrier()
 
 
 def describe_data(config: TrainConfig, data: Data) -> str:

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import gc
 import tempfile
+import time
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
+from torch.multiprocessing.spawn import spawn
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 from tah2.cli import main
@@ -196,6 +200,23 @@ def test_rank_0_makes_the_cache_before_others_look(rank: int, order: list[str]):
     with main_first(Barrier(rank, 2)):
         seen.append("body")
     assert seen == order
+
+
+def a_slow_rank_0(rank: int, folder: Path) -> None:
+    dist.init_process_group("gloo", f"file://{folder / 'meet'}", timedelta(seconds=2), 2, rank)
+    with World(rank, 2, rank, torch.device("cpu"), dist.group.WORLD) as world:
+        with main_first(world, patience=timedelta(seconds=60)):
+            assert (folder / "cache").is_file() or world.is_main
+            time.sleep(3 * world.is_main)
+            (folder / "cache").touch()
+        world.barrier()
+        (folder / f"{rank}.done").touch()
+
+
+@pytest.mark.slow
+def test_others_wait_for_rank_0_longer_than_for_any_step(tmp_path: Path):
+    spawn(a_slow_rank_0, (tmp_path,), nprocs=2)
+    assert all((tmp_path / f"{rank}.done").is_file() for rank in range(2))
 
 
 def test_recipes_survive_printing(tmp_path: Path):
