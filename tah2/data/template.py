@@ -40,6 +40,7 @@ from tah2.data.store import Sample
 
 Span = tuple[int, int]
 
+MARK = re.compile(r"\{%-?\s*generation\s*-?%\}")
 EMPTY_THINK = re.compile(r"<think>\s*</think>\s*")
 EMPTY_THINK_AT_END = re.compile(EMPTY_THINK.pattern + r"\Z")
 
@@ -71,7 +72,7 @@ class Renderer:
         self.train_on = train_on
         self.arguments = dict(template_arguments or {})
         self.template = chat_template if chat_template is not None else _default_template(tokenizer)
-        self.has_marks = "generation %}" in (self.template or "") or "generation -%}" in (self.template or "")
+        self.has_marks = bool(MARK.search(self.template or ""))
         self.reads_reasoning = "reasoning_content" in (self.template or "")
         self.control_tokens = [token for token in tokenizer.all_special_tokens if token]
         self._checked = False

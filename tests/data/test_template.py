@@ -139,6 +139,19 @@ def test_a_template_that_is_not_prefix_consistent_is_refused(tokenizer):
         Renderer(tokenizer, chat_template=conftest.UNSTABLE).check_template()
 
 
+@pytest.mark.parametrize("spelling", ["{%- generation -%}", "{%generation%}", "{% generation %}"])
+def test_marks_are_found_however_they_are_spelled(tokenizer, spelling):
+    assert Renderer(tokenizer, chat_template=conftest.MARKED.replace("{% generation %}", spelling)).has_marks
+
+
+def test_a_variable_named_generation_is_no_mark(tokenizer):
+    template = "{% set generation = 1 %}{% if generation %}" + conftest.CHATML + "{% endif %}"
+    renderer = Renderer(tokenizer, chat_template=template)
+    assert not renderer.has_marks
+    sample = renderer.render(Conversation(tuple(chat("Hi?", "Yes.")))).sample
+    assert tokenizer.decode(sample.ids[sample.mask]) == "Yes.<|im_end|>"
+
+
 def test_a_template_that_raises_makes_a_bad_row(tokenizer):
     template = conftest.CHATML + "{% if messages | length > 2 %}{{ raise_exception('too many turns') }}{% endif %}"
     with pytest.raises(BadRow, match="too many turns"):
