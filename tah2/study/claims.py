@@ -1,7 +1,8 @@
 """The paper's claims beside what a study found; whether one holds is computed, never written down.
 
-A claim holds when the data show it: where there is an interval, when all of it lies on the claimed side. A claim whose
-variants the study does not run is left out.
+A claim holds when the data show it: where there is an interval, when all of it lies on the claimed side; where models
+are compared one by one, when every one of them does. That two are alike holds when the whole interval lies within
+`ALIKE`, not when the data cannot tell. A claim whose variants the study does not run is left out.
 """
 
 from __future__ import annotations
@@ -10,12 +11,15 @@ from collections.abc import Iterator
 from typing import Any
 
 from tah2.config.strict import ConfigError
-from tah2.evals.statistics import Interval, percentile_interval
 from tah2.study import numbers
 from tah2.study.claim import Check, Claim, points, shown, title_of
 from tah2.study.claims_tokens import many_tokens_gain_nothing, slower_by_less_than_fixed, the_decider_knows
 from tah2.study.layout import Results, UnitResult
-from tah2.study.numbers import Runs
+
+ALIKE = 0.02
+"""Accuracies that differ by less are called the same."""
+DEPTH = 1.35
+"""Iterations per token that are still called few."""
 
 
 def claims_of(results: Results) -> list[dict[str, Any]]:
@@ -46,7 +50,7 @@ def lower_loss(results: Results, main: str) -> Iterator[Claim]:
 def steeper_slope(results: Results, main: str) -> Iterator[Claim]:
     mine, base = numbers.runs_of(results, main), numbers.runs_of(results, results.baseline)
     ratio = numbers.slope(mine).line.slope / max(1e-12, numbers.slope(base).line.slope)
-    difference = _slope_difference(mine, base)
+    difference = numbers.slope_difference(mine, base)
     yield Claim(
         f"{title_of(results, main)} gains more accuracy per doubling of decoding FLOPs than the baseline",
         "2.74 against 1.79 points (+53%)",
@@ -82,7 +86,8 @@ def beats_loops(results: Results, main: str) -> Iterator[Claim]:
         for name in results.kind(kind).values():
             found = numbers.matched_mean(mine, numbers.runs_of(results, name))
             yield Claim(
-                f"{title_of(results, main)} is more accurate than {title_of(results, name)} at the same decoding FLOPs",
+                f"{title_of(results, main)} is more accurate than {title_of(results, name)} at the mean decoding FLOPs "
+                "where that is at its best",
                 "above every other loop over the whole range",
                 f"{shown(found.gain)} points",
                 found.gain.low > 0,
@@ -95,7 +100,8 @@ def loops_underperform(results: Results, main: str) -> Iterator[Claim]:
         for name in results.kind(kind).values():
             found = numbers.matched_mean(numbers.runs_of(results, name), base)
             yield Claim(
-                f"{title_of(results, name)} stays below the baseline at matched compute",
+                f"{title_of(results, name)} stays below the baseline at the mean decoding FLOPs where that is at its "
+                "best",
                 "below it over the overlapping range",
                 f"{shown(found.gain)} points",
                 found.gain.high < 0,
@@ -109,7 +115,7 @@ def loops_are_steeper(results: Results, main: str) -> Iterator[Claim]:
         name = results.kind(kind).get(depth)
         if name is None:
             continue
-        difference = _slope_difference(numbers.runs_of(results, name), base)
+        difference = numbers.slope_difference(numbers.runs_of(results, name), base)
         yield Claim(
             f"{title_of(results, name)} has a steeper slope than the baseline",
             f"{paper} against 1.79 points per doubling",
@@ -150,30 +156,32 @@ def fixed_loops_plateau(results: Results, main: str) -> Iterator[Claim]:
             shallow, deep = names[min(names)], names[max(names)]
             found = numbers.gain(numbers.runs_of(results, deep), numbers.runs_of(results, shallow))
             yield Claim(
-                f"{title_of(results, deep)} is no better than {title_of(results, shallow)}",
+                f"{title_of(results, deep)} gains less than {100 * ALIKE:.0f} points over {title_of(results, shallow)}",
                 "existing looped models plateau as depth grows",
                 f"{shown(found)} points",
-                found.low <= 0,
+                found.high < ALIKE,
             )
 
 
 def shallow_on_average(results: Results, main: str) -> Iterator[Claim]:
-    depth = numbers.mean_depth(results.of(main))
+    depths = [depth for unit in results.of(main) if (depth := numbers.mean_depth([unit])) is not None]
     mine, base = numbers.flops_per_token(results.of(main)), numbers.flops_per_token(results.of(results.baseline))
-    if depth is not None and mine is not None and base is not None:
+    if depths and mine is not None and base is not None:
         yield Claim(
-            f"{title_of(results, main)} costs little more per token than the baseline",
-            "1.21x decoding FLOPs at a mean depth of 1.23",
-            f"{mine / base:.2f}x at a mean depth of {depth:.2f}",
-            depth < 1.35,
+            f"Every model of {title_of(results, main)} runs fewer than {DEPTH} iterations per token",
+            "a mean depth of 1.23, 1.21x decoding FLOPs",
+            f"{min(depths):.2f} to {max(depths):.2f}, {mine / base:.2f}x decoding FLOPs",
+            max(depths) < DEPTH,
         )
 
 
 def ablations(results: Results, main: str) -> Iterator[Claim]:
-    whole = numbers.runs_of(results, main)
     for group, paper in (("ablation", ABLATIONS), ("ours", {})):
         for name in results.group(group):
-            found = numbers.gain(numbers.runs_of(results, name), _same_seeds(whole, results, main, name))
+            pair = numbers.same_seeds(results, name, main)
+            if pair is None:
+                continue
+            found = numbers.gain(*pair)
             differs = results.of(name)[0].info.differs or title_of(results, name)
             loss = _mean(_losses(results, name)) - _mean(_losses(results, main, like=name))
             yield Claim(
@@ -209,10 +217,11 @@ def other_ceilings(results: Results, main: str) -> Iterator[Claim]:
             )
         else:
             yield Claim(
-                f"Under a ceiling of {info.ceiling} {title_of(results, trained)} stays as accurate",
+                f"Under a ceiling of {info.ceiling} {title_of(results, trained)} stays as accurate, within "
+                f"{100 * ALIKE:.0f} points",
                 "unchanged at 12 instead of 8",
                 f"{shown(found)} points",
-                found.low <= 0 <= found.high or abs(found.estimate) < 0.01,
+                found.low > -ALIKE and found.high < ALIKE,
             )
 
 
@@ -222,7 +231,7 @@ def more_votes(results: Results, main: str) -> Iterator[Claim]:
         n = min(len(mine.accuracy), len(base.accuracy))
         lead = mine.by_unit[:, n - 1].min() - base.by_unit[:, n - 1].max()
         yield Claim(
-            f"{title_of(results, main)} is ahead in majority votes too (cons@{n})",
+            f"Every model of {title_of(results, main)} is ahead of every baseline in majority votes too (cons@{n})",
             "27.3 against 21.9 at cons@32",
             f"{points(mine.accuracy[n - 1])} against {points(base.accuracy[n - 1])}",
             bool(lead > 0),
@@ -305,21 +314,3 @@ def _paired(ours: Losses, theirs: Losses) -> list[tuple[float, float]]:
 
 def _mean(losses: Losses) -> float:
     return sum(losses.values()) / len(losses)
-
-
-def _same_seeds(runs: Runs, results: Results, main: str, other: str) -> Runs:
-    """The main variant's runs of the seeds that the other has too."""
-    kept = {_seeds(unit) for unit in results.of(other)}
-    units = [unit for unit in results.of(main) if _seeds(unit) in kept]
-    return numbers.runs_of_units(units, results.cutoffs) if units else runs
-
-
-def _slope_difference(mine: Runs, base: Runs) -> Interval:
-    import numpy as np
-
-    from tah2.evals.statistics import fit_slopes
-
-    estimate = numbers.slope(mine).line.slope - numbers.slope(base).line.slope
-    (accuracy, compute), (its, its_compute) = mine.draws, base.draws
-    drawn = fit_slopes(np.log2(compute), accuracy) - fit_slopes(np.log2(its_compute), its)
-    return percentile_interval(estimate, drawn)

@@ -122,6 +122,8 @@ class GenerateSection:
     max_tokens: int = 128
     cutoffs: tuple[int, ...] = ()
     """Output-token cutoffs of the scaling curves; `max_tokens` is always one of them."""
+    fit_to: int | None = None
+    """Slopes are fitted over the cutoffs up to this one, where models were trained; over all by default."""
     temperature: float = 0.6
     top_p: float = 0.95
     top_k: int = 20
@@ -134,6 +136,8 @@ class GenerateSection:
         if any(not 1 <= cutoff <= self.max_tokens for cutoff in self.cutoffs):
             raise ConfigError(f"Cutoffs lie between 1 and max_tokens ({self.max_tokens}).")
         object.__setattr__(self, "cutoffs", tuple(sorted({*self.cutoffs, self.max_tokens})))
+        if self.fit_to is not None and sum(cutoff <= self.fit_to for cutoff in self.cutoffs) < 2:
+            raise ConfigError(f"'fit_to' ({self.fit_to}) leaves fewer than two cutoffs to fit a slope over.")
 
 
 @dataclass(frozen=True)

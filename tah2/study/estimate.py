@@ -181,17 +181,28 @@ def _validation_flops(study: StudySection, unit: Unit) -> float:
 
 
 def _response_flops(study: StudySection, unit: Unit) -> float:
-    backbone, asked = backbone_of(unit.recipe, unit.base), study.generate
-    if backbone is None or not asked.problems:
+    """Responses of half the token limit."""
+    backbone, responses = backbone_of(unit.recipe, unit.base), responses_asked(study)
+    if backbone is None or not responses:
         return 0.0
     kind = kind_of(unit.loop)
     shares: tuple[float, ...] = ()
     if kind.gate is not None:
         assumed = study.estimate.continue_share
         shares = tuple(assumed**m for m in range(1, kind.ceiling(unit.loop, unit.ceiling)))
-    keys = 1.0 + asked.max_tokens
-    each = decode_per_token(backbone, unit.loop, shares, keys, unit.ceiling).total
-    return float(each) * asked.problems * asked.samples * asked.max_tokens / 2
+    tokens = study.generate.max_tokens / 2
+    each = decode_per_token(backbone, unit.loop, shares, 1 + tokens, unit.ceiling).total
+    return float(each) * responses * tokens
+
+
+def responses_asked(study: StudySection) -> int:
+    """Of one unit: to the world's problems, or to the benchmarks with their own numbers of repeats."""
+    if not study.evaluate.tasks:
+        return study.generate.problems * study.generate.samples
+    from tah2.evals.tasks import task_named
+
+    tasks = [task_named(name) for name in study.evaluate.tasks]
+    return sum(task.count * task.repeats for task in tasks)
 
 
 def backbone_of(recipe: Mapping[str, Any], base: BaseUnit) -> BackboneConfig | None:

@@ -187,6 +187,12 @@ class Results:
         return tuple(self.study["generate"]["cutoffs"])
 
     @property
+    def fitted(self) -> int | None:
+        """Over how many of the cutoffs slopes are fitted; over all where the study does not say."""
+        limit = self.study["generate"].get("fit_to")
+        return None if limit is None else sum(cutoff <= limit for cutoff in self.cutoffs)
+
+    @property
     def baseline(self) -> str:
         """The variant that others are measured against."""
         return str(self.study["baseline"])

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +72,18 @@ def digest_files(paths: Iterable[Path]) -> str:
             while piece := file.read(1 << 20):
                 digest.update(piece)
     return digest.hexdigest()[:32]
+
+
+def digest_data(paths: Iterable[Path]) -> str:
+    """Of names and contents of files that may be large: one that has not been touched is not read again."""
+    stats = [(path, path.stat()) for path in sorted(paths)]
+    known = [_digest_once(path, stat.st_size, stat.st_mtime_ns) for path, stat in stats]
+    return hashlib.sha256("".join(known).encode()).hexdigest()[:32]
+
+
+@lru_cache(maxsize=4096)
+def _digest_once(path: Path, size: int, modified: int) -> str:
+    return digest_files([path])
 
 
 def digest_model(folder: Path) -> str:

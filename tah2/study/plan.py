@@ -17,6 +17,8 @@ from tah2.train.config import TrainConfig
 STAGES = ("base", "train", "validate", "generate", "grade", "runtime", "analyse", "report")
 WHOLE = ("runtime", "analyse", "report")
 """Stages of the study as a whole; the others are of one base or unit."""
+ALONE = ("runtime",)
+"""Stages that measure time: nothing else runs meanwhile."""
 
 
 @dataclass(frozen=True)
@@ -264,10 +266,11 @@ def _tasks(study: StudySection, bases: Mapping[str, BaseUnit], units: Mapping[st
             responding.append(f"grade:{unit.id}")
     validated = [f"validate:{name}" for name in units]
     timed = timed_units(study, units)
+    runtime = ("runtime",) if timed else ()
     if timed:
         yield Task("runtime", needs=tuple(f"train:{unit.of or unit.id}" for unit in timed))
-    yield Task("analyse", needs=(*validated, *responding))
-    yield Task("report", needs=("analyse", *(["runtime"] if timed else [])))
+    yield Task("analyse", needs=(*validated, *responding, *runtime))  # the summary judges runtime too
+    yield Task("report", needs=("analyse", *runtime))
 
 
 def timed_units(study: StudySection, units: Mapping[str, Unit]) -> list[Unit]:

@@ -13,7 +13,7 @@ from tah2.config.strict import ConfigError
 
 ANALYSES = ("tah2.study.analyses.stage:run_analyses",)
 REPORT = ("tah2.study.report.write:write_report",)
-VERSION = 2
+VERSION = 3
 """Raise it when analyses or report would write other things from the same results."""
 
 

@@ -15,7 +15,7 @@ from typing import Protocol
 from tah2.config.strict import ConfigError, plain
 from tah2.study.estimate import Cost, estimate
 from tah2.study.layout import STUDY
-from tah2.study.plan import STAGES, Plan, Task
+from tah2.study.plan import ALONE, STAGES, Plan, Task
 from tah2.study.shop import NotReady, Shop
 from tah2.study.stages.training import Interrupted, describe_unit
 from tah2.train.summary import write_summary
@@ -110,8 +110,13 @@ class Run:
             self.screen.end(running.pop(future), future.result(), cached=False)
 
     def _ready(self, waiting: dict[str, Task], running: dict[Future[float], Task]) -> list[Task]:
+        """What can begin now; a stage that runs alone begins when nothing else is left to do before it."""
+        if any(task.stage in ALONE for task in running.values()):
+            return []
         busy = {*waiting, *(task.id for task in running.values())}
-        return [task for task in waiting.values() if not busy.intersection(task.needs)]
+        free = [task for task in waiting.values() if not busy.intersection(task.needs)]
+        together = [task for task in free if task.stage not in ALONE]
+        return together if together or running else free[:1]
 
 
 _shares: multiprocessing.Queue[tuple[str, float]] | None = None

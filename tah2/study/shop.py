@@ -11,7 +11,7 @@ from typing import Any
 
 from tah2.config.strict import ConfigError, build, merge, plain
 from tah2.study.layout import TRAIN, VALIDATE
-from tah2.study.ledger import Ledger, digest_model, key_of
+from tah2.study.ledger import Ledger, digest_data, digest_model, key_of
 from tah2.study.plan import WHOLE, BaseUnit, Plan, Task, Unit, at_rate, learning_rate, quiet
 from tah2.study.sources import local_path
 from tah2.train.config import TrainConfig
@@ -20,7 +20,11 @@ Tell = Callable[[float], None]
 """Told the share of the stage that is done."""
 
 SETTINGS = ("out", "logging", "checkpoint", "system")
-"""Sections of a recipe that change no result."""
+"""Sections of a recipe that change no result, but for the precision (`essential`)."""
+
+
+READING = ("batch", "cutoffs", "fit_to")
+"""Settings of `generate` that change no response."""
 
 
 class NotReady(ConfigError):
@@ -51,16 +55,19 @@ class Shop:
             return self._inputs_of_base(self.plan.bases[task.subject])
         study, unit = self.plan.study, self.plan.units[task.subject]
         if task.stage == "train":
-            return {"start": self._start(unit), "recipe": essential(self.config(unit))}
+            config = self.config(unit)
+            return {"start": self._start(unit), "recipe": essential(config), "data": contents(config)}
         trained = {"model": self.produced(f"train:{unit.of or unit.id}"), "ceiling": unit.ceiling}
         if task.stage == "validate":
             data = {name: unit.recipe.get(name) for name in ("data", "procedural")}
-            return {**trained, "validate": plain(study.validate), "data": data}
+            return {**trained, "validate": plain(study.validate), "data": data, "contents": contents(self.config(unit))}
         if task.stage == "generate":
-            asked = {name: value for name, value in plain(study.generate).items() if name not in ("batch", "cutoffs")}
+            asked = {name: value for name, value in plain(study.generate).items() if name not in READING}
             return {**trained, "world": unit.recipe.get("procedural"), "generate": asked, "eval": plain(study.evaluate)}
         return {
             "records": self.produced(f"generate:{unit.id}"),
+            "loop": plain(unit.loop),
+            "ceiling": unit.ceiling,
             "world": unit.recipe.get("procedural"),
             "cutoffs": study.generate.cutoffs,
         }
@@ -150,4 +157,17 @@ def essential(config: TrainConfig) -> dict[str, Any]:
     """
     kept = {name: value for name, value in plain(config).items() if name not in SETTINGS}
     kept["model"] = {name: value for name, value in kept["model"].items() if name != "path"}
-    return kept
+    return {**kept, "precision": config.system.precision}
+
+
+def contents(config: TrainConfig) -> list[str]:
+    """Digests of the local files that a training reads."""
+    if config.data is None:
+        return []
+    from tah2.data.sources import local_files
+
+    sources = [*config.data.sources, *config.data.validation_sources]
+    try:
+        return [digest_data(local_files(source.path)) for source in sources if source.path]
+    except ConfigError as problem:
+        raise NotReady(str(problem)) from None

@@ -75,7 +75,7 @@ def responses_of(results: Results, units: Sequence[UnitResult]) -> dict[str, Any
     empty = ("accuracy", "accuracy_interval", "flops_per_token", "mean_depth", "slope", "slope_interval", "consensus")
     if not any(unit.grades for unit in units):
         return dict.fromkeys(empty)
-    runs = numbers.runs_of_units(units, results.cutoffs)
+    runs = numbers.runs_of(results, units[0].info.variant)
     accuracy, vote = numbers.accuracy(runs), numbers.votes(units)
     row: dict[str, Any] = {
         "accuracy": accuracy.estimate,

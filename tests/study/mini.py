@@ -9,20 +9,8 @@ import yaml
 
 from tah2.config.strict import merge
 from tah2.study.config import StudySection, load_study
+from tests.train.runs import RECIPE, SHAPE
 
-SHAPE = {
-    "model_type": "qwen3",
-    "vocab_size": 284,
-    "hidden_size": 16,
-    "intermediate_size": 24,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-    "head_dim": 8,
-    "max_position_embeddings": 256,
-    "initializer_range": 0.2,
-    "eos_token_id": 3,
-}
 SHARED: dict[str, Any] = {
     "batch": {"samples": 4, "tokens_per_micro_batch": 256},
     "budget": {"steps": 4},
@@ -59,13 +47,7 @@ STUDY: dict[str, Any] = {
         "tah2-m2": {
             "title": "TaH2 M=2",
             "recipe": {
-                "loop": {
-                    "kind": "tah2",
-                    "max_depth": 2,
-                    "updater_width": 8,
-                    "decider_width": 8,
-                    "decider_top_k": 4,
-                },
+                "loop": RECIPE["loop"],
                 "optimizer": {"gate_learning_rate": 2e-2},
             },
         },
@@ -73,7 +55,7 @@ STUDY: dict[str, Any] = {
     },
     "validate": {"samples": 8},
     "generate": {"problems": 5, "samples": 2, "max_tokens": 12, "cutoffs": [4, 8], "temperature": 1.0, "batch": 4},
-    "runtime": {"variants": ["standard", "tah2-m2"], "batches": [1, 2], "problems": 1, "rounds": 1},
+    "runtime": {"variants": ["standard", "tah2-m2"], "batches": [1, 2], "problems": 1, "rounds": 2},
 }
 
 

@@ -18,6 +18,7 @@ from tah2.data.pocket.tokenizer import make_tokenizer
 from tah2.data.store import save_store
 from tah2.model.hf import LoopedForCausalLM
 from tah2.model.hf_config import LoopedConfig
+from tah2.study.analyses.inputs import open_checkpoint
 
 WORLD = PocketWorld()
 SHAPE = {
@@ -122,6 +123,18 @@ def test_gains_of_every_kind(kind: str, tmp_path: Path, capsys):
     options |= {"prelude_layers": 0, "coda_layers": 1} if kind == "huginn" else {}
     model = checkpoint(tmp_path, kind=kind, max_depth=2, **options)
     assert asked(capsys, "gains", model, "--data", "pocket", "--samples", "5")["final"] == 2
+
+
+def test_a_checkpoint_in_bf16_is_measured_in_fp32(tmp_path: Path, capsys):
+    model = checkpoint(tmp_path / "model", kind="ouro", max_depth=2)
+    half = LoopedForCausalLM.from_pretrained(model, dtype=torch.bfloat16)
+    half.save_pretrained(tmp_path / "half")
+    half.float().save_pretrained(tmp_path / "whole")
+    assert open_checkpoint(tmp_path / "half").model.head_weight.dtype == torch.float32
+    rounded, exact = (
+        asked(capsys, "gains", str(tmp_path / name), "--data", "pocket", "--samples", "5") for name in ("half", "whole")
+    )
+    assert rounded["mean"] == exact["mean"]
 
 
 def test_what_cannot_be_analysed_is_said_in_a_sentence(tah2: str, tmp_path: Path, capsys):

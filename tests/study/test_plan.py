@@ -105,6 +105,7 @@ def test_what_the_study_says_of_all_holds_over_the_files_of_one(tmp_path: Path):
         ({"variants": {"ouro-m2": {"rate_of": "tah2-m2"}}}, "'tah2-m2' does not search"),
         ({"variants": {"ouro-m2": {"base_seeds": [5]}}}, "its base has no seed 5"),
         ({"generate": {"cutoffs": [99]}}, "Cutoffs lie between 1 and max_tokens"),
+        ({"generate": {"fit_to": 5}}, "'fit_to' (5) leaves fewer than two cutoffs"),
         ({"variants": {"standard": {"recipe": {"budgets": {}}}}}, "Unknown key 'budgets'; did you mean 'budget'"),
     ],
 )

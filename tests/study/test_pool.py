@@ -1,4 +1,4 @@
-"""Workers of a study do not outlive it."""
+"""Workers of a study do not outlive it, and time is measured while none of them works."""
 
 from __future__ import annotations
 
@@ -6,8 +6,25 @@ import multiprocessing
 import os
 import signal
 import time
+from concurrent.futures import Future
+from pathlib import Path
 
-from tests.study.watching import hold_a_worker
+from tah2.study.plan import plan_study
+from tah2.study.runner import Run
+from tah2.study.shop import Shop
+from tests.study.mini import mini
+from tests.study.watching import Remembered, hold_a_worker
+
+
+def test_time_is_measured_while_nothing_else_runs(tmp_path: Path):
+    plan = plan_study(mini(tmp_path))
+    run, busy = Run(Shop(tmp_path / "out", plan), Remembered(), 2), Future[float]()
+    runtime, grade = plan.tasks["runtime"], plan.tasks["grade:standard-b0-s0"]
+    assert run._ready({"runtime": runtime, grade.id: grade}, {}) == [grade]
+    assert run._ready({"runtime": runtime}, {busy: grade}) == []
+    assert run._ready({"runtime": runtime}, {}) == [runtime]
+    assert run._ready({grade.id: grade}, {busy: runtime}) == []
+    assert "runtime" in plan.tasks["analyse"].needs  # the summary's claims are about it
 
 
 def test_a_killed_study_leaves_no_worker_behind():

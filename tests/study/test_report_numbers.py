@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from statistics import mean
 
@@ -62,12 +63,44 @@ def test_slope_is_the_least_squares_line_on_log2_of_compute(results: Results):
     assert found.interval.low < fitted < found.interval.high
 
 
+def test_slopes_may_leave_the_longest_cutoffs_out(results: Results):
+    runs = replace(numbers.runs_of(results, "standard"), fitted=4)
+    fitted = np.polyfit(np.log2(runs.mean_compute()[:4]), runs.mean_accuracy()[:4], 1)[0]
+    found = numbers.slope(runs)
+    assert (found.line.slope, found.line.points) == (pytest.approx(fitted), 4)
+    assert found.interval.low < fitted < found.interval.high
+    assert results.fitted is None
+    results.study["generate"]["fit_to"] = CUTOFFS[3]
+    assert results.fitted == numbers.runs_of(results, "standard").fitted == 4
+    del results.study["generate"]["fit_to"]
+
+
 def test_gain_over_itself_is_nothing_and_draws_are_paired(results: Results):
     runs, again = numbers.runs_of(results, "standard"), numbers.runs_of(results, "standard")
     nothing = numbers.gain(runs, again)
     assert (nothing.estimate, nothing.low, nothing.high) == (0.0, 0.0, 0.0)
     better = numbers.gain(numbers.runs_of(results, "tah2-m2"), runs)
     assert 0 < better.low < better.estimate < better.high
+
+
+@pytest.mark.parametrize("bases", [2, 3, 6])
+def test_draws_vary_between_bases_as_a_standard_error_says(bases: int):
+    """Every problem alike, so that models alone differ; plain draws would be narrower by sqrt((n - 1) / n)."""
+    values = np.array([0.3, 0.5, 0.6, 0.4, 0.35, 0.8])[:bases]
+    table = np.broadcast_to(values[:, None, None], (bases, 4, 1)).copy()
+    runs = numbers.Runs(table, table, (4,), tuple((base, 0) for base in range(bases)))
+    drawn = runs.draws[0][:, 0]
+    assert drawn.mean() == pytest.approx(values.mean(), abs=0.01)
+    assert drawn.std() == pytest.approx(values.std(ddof=1) / np.sqrt(bases), rel=0.06)
+
+
+def test_a_difference_of_slopes_is_of_pairs(results: Results):
+    runs, baseline = numbers.runs_of(results, "tah2-m2"), numbers.runs_of(results, "standard")
+    same = numbers.slope_difference(runs, runs)
+    assert (same.estimate, same.low, same.high) == (0.0, 0.0, 0.0)
+    found = numbers.slope_difference(runs, baseline)
+    slopes = [np.polyfit(np.log2(one.mean_compute()), one.mean_accuracy(), 1)[0] for one in (runs, baseline)]
+    assert found.estimate == pytest.approx(slopes[0] - slopes[1])
 
 
 def test_matched_compute_interpolates_between_cutoffs_and_keeps_what_a_finished_model_said(results: Results):

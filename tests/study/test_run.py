@@ -6,22 +6,27 @@ import json
 import multiprocessing
 import shutil
 import signal
+from dataclasses import replace
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tah2.compute import decode_flops
 from tah2.config.strict import ConfigError, build
+from tah2.data.config import DataConfig
 from tah2.data.procedural import ProceduralConfig
-from tah2.study.layout import SUMMARY, Results, load_results
+from tah2.study.analyses.stage import subject_of
+from tah2.study.layout import SUMMARY, Results, UnitResult, load_results
 from tah2.study.ledger import Ledger
 from tah2.study.plan import plan_study
 from tah2.study.report.sections.account import all_runs
 from tah2.study.report.view import open_view
 from tah2.study.runner import begin_study, run_study, state_of
-from tah2.study.shop import Shop
-from tah2.study.stages.respond import flops_model
+from tah2.study.shop import NotReady, Shop, contents, essential
+from tah2.study.stages.respond import _begin, flops_model
 from tah2.study.summary import summarise
 from tests.study.mini import mini
 from tests.study.watching import SMALL, UNITS, Remembered, run_and_die
@@ -159,6 +164,9 @@ def test_runtime_stands_side_by_side(results: Results):
         ("tah2-m2", 2),
     ]
     assert all(row["latency_seconds"] > 0 and row["tokens_per_second"] > 0 for row in results.runtime)
+    for row in results.runtime:
+        assert len(row["latency_rounds"]) == 2
+        assert mean(row["latency_rounds"]) == pytest.approx(row["latency_seconds"])
 
 
 def test_what_is_done_is_not_done_again(done: Shop):
@@ -193,10 +201,59 @@ def test_new_cutoffs_ask_for_new_grades_alone(done: Shop, tmp_path: Path):
     root = tmp_path / "out"
     shutil.copytree(done.root, root)
     screen = Remembered()
-    change = {"generate": {"cutoffs": [6]}}
+    change = {"generate": {"cutoffs": [6], "fit_to": 12}}
     run_study(plan_study(mini(tmp_path, change)), root, screen, stages=UNITS)
     assert {name.partition(":")[0] for name in screen.ran} == {"grade"}
     assert load_results(root).cutoffs == (6, 12)
+
+
+def test_a_verdict_is_of_one_ceiling_even_where_responses_are_the_same(done: Shop):
+    """The records do not say under which ceiling they were made, and the decider's calls depend on it."""
+    name = "tah2-at-3-b0-s0"
+    units = {**done.plan.units, name: replace(done.plan.units[name], ceiling=4)}
+    other = replace(done, plan=replace(done.plan, units=units))
+    task = done.plan.tasks[f"grade:{name}"]
+    assert done.inputs(task)["records"] == other.inputs(task)["records"]
+    assert done.key(task) != other.key(task)
+
+
+def test_precision_and_the_content_of_data_decide_a_training(done: Shop, tmp_path: Path):
+    config = done.config(done.plan.units["standard-b0-s0"])
+    rounded = replace(config, system=replace(config.system, precision="bf16"))
+    threaded = replace(config, system=replace(config.system, threads=2), out=tmp_path)
+    assert essential(rounded) != essential(config) == essential(threaded)
+    file = tmp_path / "chats.jsonl"
+    reading = replace(config, procedural=None, data=build(DataConfig, {"sources": [{"path": str(tmp_path)}]}))
+    with pytest.raises(NotReady, match="no data files"):
+        contents(reading)
+    file.write_text('{"prompt": "1", "response": "2"}\n', encoding="utf-8")
+    before = contents(reading)
+    assert contents(reading) == before
+    file.write_text('{"prompt": "1", "response": "23"}\n', encoding="utf-8")
+    assert contents(reading) != before
+    assert contents(config) == []
+
+
+def test_responses_to_other_questions_go(tmp_path: Path):
+    """Of benchmarks too: `tah2 eval` goes on in the folder that it finds."""
+    kept = [tmp_path / "samples" / "chase.jsonl", tmp_path / "eval" / "run.json"]
+    _begin(tmp_path, "key")
+    for path in kept:
+        path.parent.mkdir()
+        path.write_text("{}\n", encoding="utf-8")
+    _begin(tmp_path, "key")
+    assert all(path.is_file() for path in kept)
+    _begin(tmp_path, "another")
+    assert not any(path.exists() for path in kept)
+
+
+def test_analyses_of_all_seeds_see_the_same_documents(results: Results):
+    unit = results.of("tah2-m2")[0]
+    recipe = {**unit.info.recipe, "procedural": {**unit.info.recipe["procedural"], "seed": 7}}
+    other = UnitResult(results.root, replace(unit.info, recipe=recipe))
+    mine, its = (subject_of(one, 3, results.study["validate"]["seed"]).store for one in (unit, other))
+    assert (mine.ids == its.ids).all()
+    assert not np.array_equal(subject_of(unit, 3, 7).store.ids, mine.ids)
 
 
 def test_a_stage_without_its_inputs_says_what_to_run(tmp_path: Path):

@@ -12,8 +12,12 @@ import pytest
 import yaml
 
 from tah2.cli.frame import main
+from tah2.compute import decode_per_token
 from tah2.compute.published import TRAIN
+from tah2.config.backbone import preset
+from tah2.config.loop import LoopConfig
 from tah2.study.config import load_study
+from tah2.study.estimate import responses_asked
 from tah2.study.plan import plan_study
 from tah2.study.show import PUBLISHED_DEEPER
 
@@ -55,6 +59,15 @@ def test_the_paper_s_runs_are_commands(capsys: pytest.CaptureFixture[str], tmp_p
     answered = [line for line in commands if line.startswith("tah2 eval ")]
     assert (len(trained), len(answered)) == (17, 19)
     assert sum("--max-depth 12" in line for line in answered) == 1
+
+
+def test_answering_benchmarks_is_priced_too(capsys: pytest.CaptureFixture[str], tmp_path: Path):
+    """Every repeat of the paper's table of benchmarks, at half the token limit each."""
+    repeats = 32 * (30 * 3 + 40) + 4 * (500 + 675) + 8 * (164 + 378 + 198) + 800
+    assert responses_asked(load_study(STUDIES / "paper-1.7b.yaml")) == repeats
+    (row,) = dry_run("paper-1.7b", capsys, tmp_path, "--variants", "standard", "--only", "generate")["plan"]
+    per_token = decode_per_token(preset("qwen3-1.7b"), LoopConfig("standard"), (), 1 + 16384).total
+    assert row["flops"] == pytest.approx(repeats * 16384 * per_token)
 
 
 @pytest.mark.parametrize(("name", "variants"), [("paper-4b", 2), ("paper-8b", 2)])

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from tah2.config.recipe import load_recipe
 from tah2.config.strict import ConfigError, build, read_mapping
 from tah2.data.batches import evaluation_batches
@@ -98,6 +100,7 @@ def open_subject(model: str | Path, choice: DataChoice, device: str = "cpu") -> 
 
 
 def open_checkpoint(model: str | Path, device: str = "cpu") -> LoopedForCausalLM:
+    """In fp32 whatever it was saved in: a change of 0.001 nats is below what bf16 can tell."""
     from tah2.model.checkpoint import load
     from tah2.model.folder import MARKER
 
@@ -109,7 +112,7 @@ def open_checkpoint(model: str | Path, device: str = "cpu") -> LoopedForCausalLM
     if is_plain or Path(model).suffix == ".gguf":
         raise ConfigError(f"{model} is no looped checkpoint; make one with 'tah2 convert {model} OUT'.")
     with _quiet():
-        return load(model, device=device)
+        return load(model, dtype=torch.float32, device=device)
 
 
 @contextmanager

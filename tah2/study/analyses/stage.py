@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from tah2.config.strict import ConfigError
 from tah2.data.store import TokenStore
 from tah2.model.loop import LoopedDecoder
@@ -24,11 +26,9 @@ from tah2.study.layout import Results, UnitResult, load_results
 
 ANALYSES = "analyses"
 SEQUENCES = 100
-"""Validation documents of an attention analysis, as many as the paper's"""
-DOCUMENTS = 400
-"""Validation documents of the other analyses"""
-FLOPS = 2e12
-"""What one analysis of one model may cost: large models see fewer documents"""
+"""Validation documents of an attention analysis, as many as the paper's; the others see the whole set"""
+FLOPS = {"cpu": 2e12, "cuda": 5e15}
+"""What one analysis of one model may cost on a device: large models see fewer documents"""
 
 
 def run_analyses(root: str | Path, say: Callable[[str], None] = lambda line: None) -> Path:
@@ -40,7 +40,7 @@ def run_analyses(root: str | Path, say: Callable[[str], None] = lambda line: Non
         if path.is_file():
             continue
         try:
-            found = analyse_unit(unit, name, path.parent)
+            found = analyse_unit(unit, name, path.parent, **results.study["validate"])
         except (ConfigError, ValueError) as problem:
             say(f"{unit.info.title}, {name}: {problem}")
             continue
@@ -66,16 +66,20 @@ def wanted(results: Results) -> Iterator[tuple[UnitResult, str]]:
                 yield unit, "attention"
 
 
-def analyse_unit(unit: UnitResult, name: str, folder: Path) -> dict[str, Any]:
-    """One analysis of one trained model on its own validation data."""
-    return analyse(name, subject_of(unit, SEQUENCES if name == "attention" else DOCUMENTS), Ask(folder=folder))
+def analyse_unit(unit: UnitResult, name: str, folder: Path, samples: int, seed: int) -> dict[str, Any]:
+    """One analysis of one trained model on the study's validation data, the same for all seeds."""
+    documents = min(SEQUENCES, samples) if name == "attention" else samples
+    return analyse(name, subject_of(unit, documents, seed), Ask(folder=folder))
 
 
-def subject_of(unit: UnitResult, documents: int) -> Subject:
+def subject_of(unit: UnitResult, documents: int, seed: int) -> Subject:
+    """`seed` is that of the study's validation set, not the one of the unit's training data."""
     tokenizer = open_tokenizer(unit.model_path)
     recipe = {name: unit.info.recipe[name] for name in ("procedural", "data") if unit.info.recipe.get(name)}
+    if "procedural" in recipe:
+        recipe["procedural"] = {**recipe["procedural"], "seed": seed}
     choice = DataChoice("the study's data", samples=documents, max_tokens=16384, recipe=recipe)
-    decoder = open_checkpoint(unit.model_path).model
+    decoder = open_checkpoint(unit.model_path, "cuda" if torch.cuda.is_available() else "cpu").model
     store = affordable(open_documents(choice, tokenizer), decoder)
     return Subject(unit.info.id, choice.data, decoder, store, tag_names(store), tokenizer)
 
@@ -83,7 +87,7 @@ def subject_of(unit: UnitResult, documents: int) -> Subject:
 def affordable(store: TokenStore, decoder: LoopedDecoder) -> TokenStore:
     """The first documents of `store` that `FLOPS` pay for, every token running to the ceiling; at least one."""
     weights = sum(parameter.numel() for parameter in decoder.parameters())
-    tokens = FLOPS / (2 * weights * decoder.ceiling())
+    tokens = FLOPS[decoder.head_weight.device.type] / (2 * weights * decoder.ceiling())
     count = int((store.lengths.cumsum() <= tokens).sum())
     return store.select(range(max(1, min(count, len(store)))))
 

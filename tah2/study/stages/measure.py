@@ -6,6 +6,8 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from tah2.engine.llm import LLM
 from tah2.evals.records import sample_seed
 from tah2.study.layout import RUNTIME
@@ -46,14 +48,16 @@ class Clock:
             self.decoded += max(0, len(sample.token_ids) - 1)
             self.flops += sample.decode_flops or 0
 
-    def row(self) -> dict[str, Any]:
+    def row(self, rounds: int) -> dict[str, Any]:
+        by_round = np.reshape(self.latencies, (rounds, -1)).mean(1)
         return {
             "variant": self.unit.variant,
             "title": self.unit.title,
             "unit": self.unit.id,
             "batch": self.batch,
             "requests": len(self.latencies),
-            "latency_seconds": sum(self.latencies) / len(self.latencies),
+            "latency_seconds": float(np.mean(self.latencies)),
+            "latency_rounds": by_round.tolist(),
             "tokens_per_second": self.tokens / self.seconds,
             "flops_per_token": self.flops / max(1, self.decoded),
         }
@@ -77,7 +81,7 @@ def measure_runtime(shop: Shop, task: Task, key: str, tell: Tell) -> str:
                 for clock in clocks:
                     clock.answer(problem, asked)
             tell((number + (turn + 1) / section.rounds) / len(section.batches))
-        rows += [clock.row() for clock in clocks]
+        rows += [clock.row(section.rounds) for clock in clocks]
     path = shop.root / RUNTIME
     write_summary(path, {"rows": rows})
     return digest_files([path])

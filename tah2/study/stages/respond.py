@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,7 +19,7 @@ from tah2.engine.params import SamplingParams
 from tah2.evals.flops import FlopsModel
 from tah2.evals.records import RecordFile, SampleRecord, depth_counts, sample_seed
 from tah2.model.checkpoint import load
-from tah2.study.layout import GRADES, SAMPLES, STAGES, GradeRow
+from tah2.study.layout import EVAL, GRADES, SAMPLES, STAGES, GradeRow
 from tah2.study.ledger import digest_files, digest_records
 from tah2.study.plan import Task, Unit
 from tah2.study.stages.benchmarks import evaluate_unit, grade_benchmarks
@@ -36,7 +37,7 @@ def generate_unit(shop: Shop, task: Task, key: str, tell: Tell) -> str:
     unit, section = shop.plan.units[task.subject], shop.plan.study.generate
     describe_unit(shop, unit)
     folder = shop.root / unit.folder / SAMPLES
-    _begin(shop.root / unit.folder, folder, key)
+    _begin(shop.root / unit.folder, key)
     if shop.plan.study.evaluate.tasks:
         return evaluate_unit(shop, unit)
     world = world_of(unit)
@@ -146,12 +147,12 @@ def _since(start: float, end: float | None) -> float | None:
     return None if end is None else round(end - start, 4)
 
 
-def _begin(unit_folder: Path, samples: Path, key: str) -> None:
+def _begin(unit_folder: Path, key: str) -> None:
     """Responses that were generated from other inputs go."""
     path = unit_folder / STAGES / f"generate-{BEGUN}"
     if not path.is_file() or json.loads(path.read_text(encoding="utf-8")) != {"key": key}:
-        for file in samples.glob("*.jsonl"):
-            file.unlink()
+        for name in (SAMPLES, EVAL):
+            shutil.rmtree(unit_folder / name, ignore_errors=True)
     write_summary(path, {"key": key})
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from tah2.config.strict import ConfigError
 from tah2.evals.manifest import commit, versions
+from tah2.study.claims import ALIKE
 from tah2.study.layout import UnitResult
 from tah2.study.numbers import runs_of_units
 from tah2.study.report.blocks import Block, Cell, Missing, Paragraph, Raw, Row, Section, Table
@@ -28,7 +29,10 @@ def claims(view: View) -> Section:
         return Section("claims", title, (Missing("The study has not drawn its summary yet, so no claim is judged."),))
     held = sum(bool(claim["holds"]) for claim in found)
     words = f"Of {len(found)} claims that this study can judge, {held} hold here and {len(found) - held} do not. "
-    words += "A claim holds when the whole 95% interval, or every pair of seeds, lies on its side."
+    words += (
+        "A claim holds when the whole 95% interval, or every model or pair of seeds, lies on its side; that two are "
+        f"alike, when the whole interval is within {100 * ALIKE:.0f} points of zero."
+    )
     rows = tuple(
         Row(
             Cell(str(claim["claim"])),

@@ -21,9 +21,10 @@ def sizes(view: View) -> Section:
         here = [name for name in names if view.info(name).base == base]
         rows += _size_rows(view, base, here)
     columns = ("Variant", "Base", "Accuracy (95%)", "over Standard", "FLOPs/token", "Mean depth", "Validation loss")
-    ours = Table(
-        "table-sizes", "Another size of backbone.", columns, tuple(rows), "FLOPs/token relative to its Standard."
-    )
+    notes = "FLOPs/token relative to its Standard."
+    if all(len(view.units(name)) == 1 for name in names):
+        notes += " One model each: intervals are over problems alone and know nothing of seeds."
+    ours = Table("table-sizes", "Another size of backbone.", columns, tuple(rows), notes)
     return Section("sizes", title, (ours, _paper_sizes()))
 
 

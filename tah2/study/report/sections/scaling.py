@@ -34,16 +34,15 @@ def _teaser_figure(view: View, shown: list[str]) -> Figure:
     )
     drawing = panels([compute, depth_panel(view, "(b) Depth scaling")], 2, 8.6, 3.9)
     cutoffs = view.results.cutoffs
-    slopes = {variant: numbers.slope(_runs(view, variant)) for variant in shown}
+    base = _runs(view, str(view.baseline))
+    others = [variant for variant in shown if variant != view.baseline]
     steeper = [
-        view.title(variant)
-        for variant in shown
-        if variant != view.baseline and slopes[variant].line.slope > slopes[view.baseline or ""].line.slope
+        view.title(variant) for variant in others if numbers.slope_difference(_runs(view, variant), base).low > 0
     ]
     words = (
         f"(a) Accuracy when responses are cut off at {cutoffs[0]} to {cutoffs[-1]} tokens, against their cost; lines "
-        f"are least-squares fits on log2 of the FLOPs. {_steeper(view, steeper)} (b) Accuracy of whole responses as "
-        "the depth ceiling M grows; bars are 95% intervals."
+        f"are least-squares fits on log2 of the FLOPs{_fitted_over(view)}. {_steeper(view, steeper)} (b) Accuracy of "
+        "whole responses as the depth ceiling M grows; bars are 95% intervals."
     )
     paper = (
         "Slopes on AIME24–26, in points per doubling: Standard 1.79, Ouro 2.12 (adaptive 2.27), Huginn 2.26, "
@@ -56,11 +55,17 @@ def _teaser_figure(view: View, shown: list[str]) -> Figure:
     return Figure("figure-teaser", "Test-time and depth scaling", words, alt, drawing, paper)
 
 
+def _fitted_over(view: View) -> str:
+    fitted, cutoffs = view.results.fitted, view.results.cutoffs
+    return "" if fitted is None else f", over the cutoffs up to {cutoffs[fitted - 1]} tokens"
+
+
 def _steeper(view: View, steeper: list[str]) -> str:
     name = view.title(view.baseline or "")
     if not steeper:
-        return f"No variant gains accuracy faster per doubling than {name}."
-    return f"{listed(steeper)} {'gains' if len(steeper) == 1 else 'gain'} accuracy faster per doubling than {name}."
+        return f"No variant measurably gains accuracy faster per doubling than {name}."
+    verb = "gains" if len(steeper) == 1 else "gain"
+    return f"{listed(steeper)} {verb} accuracy faster per doubling than {name}, all of the interval above it."
 
 
 def scaling_series(view: View, variant: str, fitted: bool = False, task: str | None = None) -> Series:
@@ -99,7 +104,7 @@ def _slope_table(view: View, shown: list[str]) -> Table:
         rows.append(Row(Cell(view.title(variant)), cells, marked=view.key(variant)[0] == "tah2"))
     notes = (
         "Points of accuracy per doubling of decoding FLOPs. The paper's slopes are of AIME24–26 at 4K to 16K tokens: "
-        "compare their order, not their size. Intervals are bootstraps over training seeds and problems."
+        "compare their order, not their size. Intervals are bootstraps over bases, their training seeds and problems."
     )
     columns = ("Variant", "Slope (95%)", "R²", "Slope in the paper")
     return Table("table-slopes", "Accuracy per doubling of compute.", columns, tuple(rows), notes)
