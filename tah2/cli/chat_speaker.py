@@ -7,6 +7,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
+from jinja2 import TemplateError
+
 from tah2.compute.decode import decode_flops
 from tah2.config.loop import LoopConfig
 from tah2.config.strict import ConfigError
@@ -14,6 +16,7 @@ from tah2.engine.detokenize import Detokenizer
 from tah2.engine.llm import LLM
 from tah2.engine.outputs import RequestOutput
 from tah2.engine.params import SamplingParams
+from tah2.server.guard import Guard, encode, unused
 
 Message = dict[str, str]
 
@@ -76,6 +79,7 @@ class LocalSpeaker:
             raise ConfigError(f"{name} has no tokenizer, so it cannot chat; save one into the folder.")
         decoder = llm.model.model
         self.llm, self.name = llm, name
+        self._guard = Guard(llm.tokenizer)
         self.max_depth: int | None = decoder.ceiling()
         self.exit_threshold = None if decoder.gate is None else decoder.loop.exit_threshold
         self.chats = bool(getattr(llm.tokenizer, "chat_template", None))
@@ -84,14 +88,17 @@ class LocalSpeaker:
         return LocalAnswer(self.llm, self._prompt(messages), self._params(knobs))
 
     def _prompt(self, messages: Sequence[Message]) -> list[int]:
+        """What is typed stays text where a template sets control tokens; a continued text is raw, as it is there."""
         tokenizer = self.llm.tokenizer
         if not self.chats:
-            ids: list[int] = tokenizer.encode(continued(messages))
-            return ids
-        ids = tokenizer.apply_chat_template(
-            list(messages), tokenize=True, return_dict=False, add_generation_prompt=True
-        )
-        return list(ids)
+            return encode(tokenizer, continued(messages))
+        cut = unused(messages)
+        said = self._guard.turns(messages, cut)
+        try:
+            rendered = tokenizer.apply_chat_template(said, tokenize=False, add_generation_prompt=True)
+        except TemplateError as error:
+            raise ConfigError(f"The chat template cannot render this conversation: {error}.") from None
+        return self._guard.encode(rendered, cut)
 
     def _params(self, knobs: Knobs) -> SamplingParams:
         """Knobs that were not turned follow the checkpoint's generation config."""

@@ -1,25 +1,20 @@
-"""From messages to token ids, through the tokenizer's chat template.
-
-What people write must not become a control token. Where a message, a tool or a template argument spells one, a
-character that no text may hold (a Unicode noncharacter) is put behind its first letter before the template runs; the
-rendered text is cut there and its pieces are encoded one by one, so that the token's name is split like plain text.
-"""
+"""From messages to token ids, through the tokenizer's chat template."""
 
 from __future__ import annotations
 
 import inspect
 import json
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 from tah2.server.errors import TOO_LONG, ApiError, invalid
+from tah2.server.guard import Guard, encode, unused
 from tah2.server.hermes import knows_tools, spelled
 from tah2.server.marks import END_THINK, THINK
 from tah2.server.protocol.requests import ChatFields, Message
 
-CUTS = tuple(chr(code) for code in range(0xFDD0, 0xFDF0))
 PROBED = 8
 """Characters per token of the context that are encoded to see whether a long text fits; ordinary text has 3 to 5."""
 
@@ -48,9 +43,7 @@ class Renderer:
         self.tokenizer, self.template, self.context = tokenizer, template, context
         self._longest = max(map(len, tokenizer.get_vocab()))
         """Characters of the longest token."""
-        added = {str(token.content): bool(token.special) for token in tokenizer.added_tokens_decoder.values()}
-        self._all = _any_of(added)
-        self._special = _any_of([name for name, special in added.items() if special])
+        self._guard = Guard(tokenizer)
         self._reserved = {"messages", *inspect.signature(tokenizer.apply_chat_template).parameters} - {"documents"}
 
     @property
@@ -61,11 +54,8 @@ class Renderer:
 
     def text(self, text: str, special: bool = True) -> list[int]:
         """A raw prompt: here control tokens may be spelled out."""
-        try:
-            ids: list[int] = self.tokenizer.encode(text, add_special_tokens=special)
-        except (UnicodeEncodeError, TypeError):
-            raise invalid("The text holds half of a character (a lone surrogate); remove it.") from None
-        return ids
+        with _refused():
+            return encode(self.tokenizer, text, special)
 
     def bound(self, text: str, param: str, whole: bool = True) -> None:
         """Refuse what cannot fit the context before all of it is encoded; `whole`: nothing will be cut off."""
@@ -95,22 +85,22 @@ class Renderer:
             if name in self._reserved:
                 raise invalid(f"{name!r} cannot be set in 'chat_template_kwargs'.", "chat_template_kwargs")
         messages = [_plain(message, place) for place, message in enumerate(asked.messages)]
-        cut = _unused([messages, tools, arguments])
-        guarded = [self._guard(message, cut, message["role"] == "assistant") for message in messages]
-        offered = self._guard(list(tools), cut)
+        with _refused("messages"):
+            cut = unused([messages, tools, arguments])
+        guarded = self._guard.turns(messages, cut)
+        offered = self._guard.spell(list(tools), cut)
         if not knows_tools(self.source):
             guarded, offered = spelled(guarded, offered), []
         rendered = self._render(
             guarded,
             offered or None,
-            self._guard(arguments, cut),
+            self._guard.spell(arguments, cut),
             bool(asked.add_generation_prompt) and not asked.continue_final_message,
             bool(asked.continue_final_message),
         )
         self.bound(rendered, "messages", getattr(asked, "truncate_prompt_tokens", None) is None)
-        first, *others = rendered.split(cut)
-        ids = self.text(first, special=bool(asked.add_special_tokens))
-        ids += [token for piece in others for token in self.text(piece, special=False)]
+        with _refused("messages"):
+            ids = self._guard.encode(rendered, cut, special=bool(asked.add_special_tokens))
         return Prompt(ids, rendered.replace(cut, ""))
 
     def _render(self, messages: Any, tools: Any, arguments: Any, answer: bool, goes_on: bool) -> str:
@@ -131,19 +121,6 @@ class Renderer:
         except (RecursionError, MemoryError) as error:
             raise _template_error(error) from None
         return text
-
-    def _guard(self, value: Any, cut: str, own: bool = False) -> Any:
-        """`value` with `cut` inside every control token's name; `own` text may name those that are not special."""
-        names = self._special if own else self._all
-        if names is None:
-            return value
-        if isinstance(value, str):
-            return names.sub(lambda found: found.group()[0] + cut + found.group()[1:], value)
-        if isinstance(value, Mapping):
-            return {self._guard(key, cut, own): self._guard(entry, cut, own) for key, entry in value.items()}
-        if isinstance(value, (list, tuple)):
-            return [self._guard(entry, cut, own) for entry in value]
-        return value
 
 
 def _plain(message: Message, place: int) -> dict[str, Any]:
@@ -198,29 +175,13 @@ def _arguments(given: str | dict[str, Any]) -> Any:
     return read if isinstance(read, dict) else given
 
 
-def _any_of(names: Sequence[str] | Mapping[str, Any]) -> re.Pattern[str] | None:
-    """Finds the names, the longest first; names of one letter cannot be cut."""
-    longer = sorted((name for name in names if len(name) > 1 and not name.isspace()), key=len, reverse=True)
-    return re.compile("|".join(map(re.escape, longer))) if longer else None
-
-
-def _unused(values: Any) -> str:
-    """A noncharacter that occurs nowhere in `values`."""
-    seen = set(CUTS) & _letters(values)
-    for cut in CUTS:
-        if cut not in seen:
-            return cut
-    raise invalid("The messages hold every Unicode noncharacter; remove one of them.", "messages")
-
-
-def _letters(value: Any) -> set[str]:
-    if isinstance(value, str):
-        return set(value)
-    if isinstance(value, Mapping):
-        return set().union(*(_letters(key) | _letters(entry) for key, entry in value.items()))
-    if isinstance(value, (list, tuple)):
-        return set().union(*map(_letters, value))
-    return set()
+@contextmanager
+def _refused(param: str | None = None) -> Iterator[None]:
+    """What cannot be encoded is an error of the request."""
+    try:
+        yield
+    except ValueError as error:
+        raise invalid(str(error), param) from None
 
 
 def _template_error(error: BaseException) -> ApiError:
