@@ -13,6 +13,7 @@ import httpx
 
 from tah2.cli.chat_speaker import Knobs, Message, Piece, Tally, continued
 from tah2.config.strict import ConfigError
+from tah2.server.marks import END_THINK, THINK
 
 KEY_VARIABLE = "OPENAI_API_KEY"
 PATIENCE = httpx.Timeout(10.0, read=None)
@@ -66,6 +67,7 @@ class RemoteAnswer:
         self._depths: list[int] = []
         self._usage: dict[str, Any] = {}
         self._finish: str | None = None
+        self._thinking = False
         self._started = time.monotonic()
 
     def __iter__(self) -> Iterator[Piece]:
@@ -82,14 +84,23 @@ class RemoteAnswer:
     def _pieces(self, chunk: dict[str, Any]) -> Iterator[Piece]:
         self._usage = chunk.get("usage") or self._usage
         for choice in chunk["choices"]:
-            delta = choice.get("delta", {})
-            text = delta.get("reasoning_content") or delta.get("content") or choice.get("text") or ""
-            depths = choice.get("depths") or []
+            text, depths = self._text(choice), choice.get("depths") or []
             self._depths += depths
             self._finish = choice.get("finish_reason") or self._finish
             yield from (Piece("", depth) for depth in depths[:-1])
             if text or depths:
                 yield Piece(text, depths[-1] if depths else 1)
+
+    def _text(self, choice: dict[str, Any]) -> str:
+        """What the model wrote: the server has taken reasoning out of its marks, here they stand around it again."""
+        delta = choice.get("delta", {})
+        thought, said = delta.get("reasoning_content") or "", delta.get("content") or choice.get("text") or ""
+        text = (f"{THINK}\n" if thought and not self._thinking else "") + thought
+        self._thinking = self._thinking or bool(thought)
+        if said and self._thinking:
+            self._thinking = False
+            text += f"\n{END_THINK}\n\n"
+        return text + said
 
     def tally(self) -> Tally:
         flops, plain = self._usage.get("decode_flops"), self._usage.get("plain_decode_flops")
