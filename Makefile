@@ -8,7 +8,7 @@ ARGS ?=
 
 bfcl = $(BIN)/python -m pip install --quiet --no-deps --upgrade --target $(VENV)/share/tah2/bfcl-eval-$(1) bfcl-eval==$(1)
 
-.PHONY: test lint format types demo docs clean
+.PHONY: test lint format types demo docs audit clean
 
 # pytest runs last, so its closing line is the last line.
 test: lint types
@@ -31,6 +31,12 @@ demo: $(VENV)/installed
 
 docs: $(VENV)/docs-installed
 	$(BIN)/sphinx-build -W --keep-going -b html docs docs/_build/html
+
+# Known vulnerabilities of what is installed; pip-audit lives apart, so that its own dependencies are not among them.
+audit: $(VENV)/installed
+	test -x $(VENV)/audit/bin/pip-audit || $(PYTHON) -m venv $(VENV)/audit
+	$(VENV)/audit/bin/python -m pip install --quiet --upgrade pip-audit
+	$(VENV)/audit/bin/pip-audit -s osv --skip-editable --path "$$($(BIN)/python -c 'import site; print(site.getsitepackages()[0])')"
 
 clean:
 	rm -rf $(VENV) build dist docs/_build docs/_generated .pytest_cache .mypy_cache .ruff_cache .hypothesis
