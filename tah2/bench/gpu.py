@@ -68,7 +68,7 @@ class Plan:
     kv_memory_gib: float
 
 
-FULL = Plan(3, "qwen3-1.7b", "cuda", torch.bfloat16, 256, {1: 192, 4: 96, 8: 64, 16: 64}, 16.0)
+FULL = Plan(3, "qwen3-1.7b", "cuda", torch.bfloat16, 256, {1: 128, 4: 64, 8: 32, 16: 32}, 16.0)
 QUICK = Plan(1, "qwen3-tiny", "cpu", torch.float32, 8, {1: 4, 4: 4, 8: 4, 16: 4}, 1.0)
 
 
@@ -145,7 +145,9 @@ class _Bench:
         for _ in range(1 + self.plan.rounds):
             seconds["standard"].append(decode(ours, prompts, each).per_token)
             seconds["transformers"].append(theirs.decode(prompts, each)[0] / (batch * each))
-        return {"seconds_per_token": {name: rounds[1:] for name, rounds in seconds.items()}}
+        found = {"seconds_per_token": {name: rounds[1:] for name, rounds in seconds.items()}}
+        self._tell(found)
+        return found
 
     def bandwidth(self, per_token: list[float]) -> dict[str, Any]:
         """Every weight of Standard is read once per token; the yardstick reads as many bytes."""
@@ -172,6 +174,7 @@ class _Bench:
             for name, run in zip(contenders, runs, strict=True):
                 seconds[name].append(run.per_token)
         found: dict[str, Any] = {"seconds_per_token": {name: rounds[1:] for name, rounds in seconds.items()}}
+        self._tell(found)
         by_name = dict(zip(contenders, runs, strict=True))
         found["mean_depth"] = {name: run.mean_depth for name, run in by_name.items()}
         found["draft_agreement"] = {name: run.agreement for name, run in by_name.items()}
@@ -179,9 +182,13 @@ class _Bench:
             found["flops_over_standard"] = by_name["tah2"].flops / by_name["standard"].flops
         return found
 
+    def _tell(self, found: dict[str, Any]) -> None:
+        best = (f"{name} {1000 * min(rounds):.2f}" for name, rounds in found["seconds_per_token"].items())
+        self.say(f"  milliseconds per token: {', '.join(best)}")
+
     def _threshold(self, engine: Engine, batch: int) -> float:
         prompts, each = self._work(batch)
-        return threshold_of_depth(engine, prompts, each, MEAN_DEPTH, tries=6, temperature=1.0)
+        return threshold_of_depth(engine, prompts, each, MEAN_DEPTH, tries=4, temperature=1.0)
 
     def _work(self, batch: int) -> tuple[Ids, int]:
         return self.models.prompts(batch, self.plan.prompt), self.plan.each[batch]

@@ -20,7 +20,7 @@ from tah2.engine.paged import PagedAttention, PassPlan
 from tah2.engine.weights import ModelWeights
 from tah2.model.decoder import Block
 from tah2.model.loop import LoopedDecoder
-from tah2.model.reentry import Predicted
+from tah2.model.reentry import CarryOver, Predicted
 
 Tensors = tuple[Tensor, ...]
 MOST_ROWS = 256
@@ -65,6 +65,9 @@ class GraphedWeights(ModelWeights):
         return self._replayed(("layers", id(pool), layers), run, inputs, (0, 0, 0, pool.spare, 0))
 
     def reenter(self, anchor: Tensor, state: Tensor, predicted: Predicted | None) -> Tensor:
+        if isinstance(self.reentry_part, CarryOver):
+            return state
+
         def run(anchor: Tensor, state: Tensor, *predicted: Tensor) -> Tensor:
             return ModelWeights.reenter(self, anchor, state, Predicted(*predicted) if predicted else None)
 
