@@ -2,7 +2,7 @@
 
     engine = AsyncEngine(WorkerConfig("path/to/looped"))
     await engine.start()
-    async with aclosing(engine.generate(prompt_ids, SamplingParams(max_tokens=8))) as news:
+    async with aclosing(generate(engine, prompt_ids, SamplingParams(max_tokens=8))) as news:
         async for delta in news:
             print(delta.text, delta.depths)
     await engine.stop()
@@ -84,6 +84,18 @@ class Front(Protocol):
     def counters(self) -> Counters: ...
 
 
+async def generate(
+    front: Front, prompt: Sequence[int], params: SamplingParams, *, continue_probs: bool = False
+) -> AsyncIterator[Delta]:
+    """One prompt: yield what every step adds to every sample, until all samples have ended."""
+    stream = await front.submit([Ask(prompt, params, continue_probs)])
+    try:
+        async for _, delta in stream:
+            yield delta
+    finally:
+        stream.close()
+
+
 class AsyncEngine:
     """One worker and its life."""
 
@@ -156,17 +168,6 @@ class AsyncEngine:
             raise
         return stream
 
-    async def generate(
-        self, prompt: Sequence[int], params: SamplingParams, *, continue_probs: bool = False
-    ) -> AsyncIterator[Delta]:
-        """One prompt: yield what every step adds to every sample, until all samples have ended."""
-        stream = await self.submit([Ask(prompt, params, continue_probs)])
-        try:
-            async for _, delta in stream:
-                yield delta
-        finally:
-            stream.close()
-
     def forget(self, stream: Stream) -> None:
         """Nobody listens to `stream` any more: what still runs is aborted."""
         for name in stream.places:
@@ -184,16 +185,17 @@ class AsyncEngine:
     async def _keep(self) -> None:
         """Whenever the worker dies: fail its requests, start another one."""
         while True:
-            assert self._worker is not None
-            await self._worker.gone.wait()
-            code = self._worker.reap()
+            worker = self._worker
+            assert worker is not None
+            await worker.gone.wait()
             self._worker = None
-            log.error("worker ended", extra={"fields": {"pid": self.pid, "exit_code": code}})
             self._on_counters(self._counters, Counters())
             self._counters = Counters()
             self._fail_all(
                 "The worker that ran this request ended unexpectedly; the server is starting a new one, try again."
             )
+            code = await worker.reap()
+            log.error("worker ended", extra={"fields": {"pid": self.pid, "exit_code": code}})
             pause = FIRST_PAUSE
             while self._worker is None:
                 await asyncio.sleep(pause)

@@ -45,7 +45,7 @@ class Worker(asyncio.Protocol):
             return await asyncio.wait_for(asyncio.shield(self._started), self.config.worker_start_seconds)
         except BaseException as error:
             self._started.cancel()
-            self._kill()
+            await self.reap()
             if isinstance(error, TimeoutError):
                 raise WorkerDied(f"The worker took more than {self.config.worker_start_seconds:g} s to load.") from None
             raise
@@ -58,22 +58,22 @@ class Worker(asyncio.Protocol):
         self.send(Stop())
         with suppress(TimeoutError):
             await asyncio.wait_for(self.gone.wait(), STOP_SECONDS)
-        self.reap()
+        await self.reap()
 
-    def reap(self) -> int | None:
-        """End what is left of the processes; returns the first one's exit code."""
+    async def reap(self) -> int | None:
+        """End what is left of the processes; returns the first one's exit code. Other requests go on meanwhile."""
+        if self._transport is not None:
+            self._transport.close()
+        return await asyncio.to_thread(self._bury)
+
+    def _bury(self) -> int | None:
         with suppress(subprocess.TimeoutExpired):
             self._processes[0].wait(0.5)
-        self._kill()
-        return self._processes[0].returncode
-
-    def _kill(self) -> None:
         for process in self._processes:
             if process.poll() is None:
                 process.kill()
             process.wait()
-        if self._transport is not None:
-            self._transport.close()
+        return self._processes[0].returncode
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)

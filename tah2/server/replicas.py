@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
 
 from tah2.config.strict import ConfigError
-from tah2.engine.params import SamplingParams
 from tah2.server.async_engine import Ask, AsyncEngine, NotReady, Stream
 from tah2.server.config import WorkerConfig
 from tah2.server.messages import Counters, Delta, ModelFacts
@@ -66,17 +65,6 @@ class Replicas:
             merged.close()
             raise
         return merged
-
-    async def generate(
-        self, prompt: Sequence[int], params: SamplingParams, *, continue_probs: bool = False
-    ) -> AsyncIterator[Delta]:
-        """As `AsyncEngine.generate`, on the replica that the router chooses."""
-        stream = await self.submit([Ask(prompt, params, continue_probs)])
-        try:
-            async for _, delta in stream:
-                yield delta
-        finally:
-            stream.close()
 
     def _loads(self) -> list[int | None]:
         """Requests in flight, by replica; None where none can be taken. Raises NotReady if nobody takes any."""

@@ -14,12 +14,11 @@ import pytest
 from tah2.config.strict import ConfigError
 from tah2.engine.llm import LLM
 from tah2.engine.params import SamplingParams
-from tah2.server.async_engine import Ask, NotReady, Refusal, WorkerDied
+from tah2.server.async_engine import Ask, NotReady, Refusal, WorkerDied, generate
 from tah2.server.config import WorkerConfig
 from tah2.server.messages import Delta
 from tah2.server.replicas import Merged, Replicas
 from tah2.server.routing import Router, RoutingConfig
-from tests.server.tiny import save_checkpoint
 
 SMALL = RoutingConfig(block=4, slack=1, memory=64)
 
@@ -88,13 +87,8 @@ def test_a_server_needs_a_replica():
         Replicas(WorkerConfig("nowhere"), 0)
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_checkpoint(tmp_path_factory.mktemp("replicas") / "model")
-
-
-def config(folder: Path) -> WorkerConfig:
-    return WorkerConfig(str(folder), {"kv_slots": 4000, "kernels": "off"}, device="cpu", threads=1)
+def config(checkpoint: Path) -> WorkerConfig:
+    return WorkerConfig(str(checkpoint), {"kv_slots": 4000, "kernels": "off"}, device="cpu", threads=1)
 
 
 @pytest.fixture(scope="module")
@@ -104,8 +98,8 @@ def loop() -> Iterator[asyncio.Runner]:
 
 
 @pytest.fixture(scope="module")
-def replicas(folder: Path, loop: asyncio.Runner) -> Iterator[Replicas]:
-    made = Replicas(config(folder), 2, routing=SMALL)
+def replicas(checkpoint: Path, loop: asyncio.Runner) -> Iterator[Replicas]:
+    made = Replicas(config(checkpoint), 2, routing=SMALL)
 
     async def start() -> None:
         await made.start()
@@ -117,14 +111,14 @@ def replicas(folder: Path, loop: asyncio.Runner) -> Iterator[Replicas]:
 
 async def answer(replicas: Replicas, prompt: list[int], params: SamplingParams) -> list[int]:
     tokens: list[int] = []
-    async with aclosing(replicas.generate(prompt, params)) as news:  # type: ignore[type-var]
+    async with aclosing(generate(replicas, prompt, params)) as news:  # type: ignore[type-var]
         async for delta in news:
             assert isinstance(delta, Delta)
             tokens += delta.tokens
     return tokens
 
 
-def test_two_replicas_answer_as_one_engine_does(replicas: Replicas, loop: asyncio.Runner, folder: Path):
+def test_two_replicas_answer_as_one_engine_does(replicas: Replicas, loop: asyncio.Runner, offline: LLM):
     prompts = [list(range(at, at + 12)) for at in range(0, 80, 10)]
     params = SamplingParams(temperature=0.8, seed=4, max_tokens=24)
     before = [engine.counters.output_tokens for engine in replicas.engines]
@@ -133,8 +127,7 @@ def test_two_replicas_answer_as_one_engine_does(replicas: Replicas, loop: asynci
         return await asyncio.gather(*(answer(replicas, prompt, params) for prompt in prompts))
 
     told = loop.run(ask())
-    alone = LLM(folder, kv_slots=4000, kernels="off", device="cpu")
-    expected = alone.generate([{"prompt_token_ids": prompt} for prompt in prompts], params)
+    expected = offline.generate([{"prompt_token_ids": prompt} for prompt in prompts], params)
     assert told == [output.outputs[0].token_ids for output in expected]
     wrote = [engine.counters.output_tokens - b for engine, b in zip(replicas.engines, before, strict=True)]
     assert min(wrote) > 0
@@ -158,7 +151,7 @@ def test_prompts_of_one_request_are_spread_and_keep_their_places(replicas: Repli
 
     async def alone(place: int) -> dict[tuple[int, int], list[int]]:
         told: dict[tuple[int, int], list[int]] = {}
-        async for delta in replicas.generate(prompts[place], params):
+        async for delta in generate(replicas, prompts[place], params):
             told.setdefault((place, delta.index), []).extend(delta.tokens)
         return told
 
@@ -231,8 +224,8 @@ def test_a_dead_replica_fails_its_requests_and_the_other_goes_on(replicas: Repli
     assert replicas.restarts == 1
 
 
-def test_nothing_is_taken_while_no_replica_runs(folder: Path, loop: asyncio.Runner):
-    idle = Replicas(config(folder), 2)
+def test_nothing_is_taken_while_no_replica_runs(checkpoint: Path, loop: asyncio.Runner):
+    idle = Replicas(config(checkpoint), 2)
     assert not idle.ready
     assert idle.facts is None
     with pytest.raises(NotReady):

@@ -94,17 +94,22 @@ class ChatChoice(Extras, kw_only=True):
     finish_reason: str
 
 
-class ChatCompletion(Struct, kw_only=True):
+class ChatAnswer(Struct, kw_only=True):
+    """What a whole answer and its chunks have in common."""
+
     id: str
-    object: str = "chat.completion"
     created: int
     model: str
-    choices: list[ChatChoice]
-    usage: Usage
     system_fingerprint: str | None = None
     prompt_token_ids: list[int] | UnsetType = UNSET
     prompt_logprobs: list[Any] | UnsetType = UNSET
     prompt_depths: list[int] | UnsetType = UNSET
+
+
+class ChatCompletion(ChatAnswer, kw_only=True):
+    object: str = "chat.completion"
+    choices: list[ChatChoice]
+    usage: Usage
 
 
 class PartialFunction(Struct):
@@ -134,17 +139,10 @@ class ChatChunkChoice(Extras, kw_only=True):
     finish_reason: str | None = None
 
 
-class ChatChunk(Struct, kw_only=True):
-    id: str
+class ChatChunk(ChatAnswer, kw_only=True):
     object: str = "chat.completion.chunk"
-    created: int
-    model: str
     choices: list[ChatChunkChoice]
     usage: Usage | UnsetType | None = UNSET
-    system_fingerprint: str | None = None
-    prompt_token_ids: list[int] | UnsetType = UNSET
-    prompt_logprobs: list[Any] | UnsetType = UNSET
-    prompt_depths: list[int] | UnsetType = UNSET
 
 
 class CompletionChoice(Extras, kw_only=True):
