@@ -85,11 +85,15 @@ def create_app(
         app.include_router(router)
     describe(app)
     add_page(app)
-    if config.allow_origins:
-        app.add_middleware(
-            CORSMiddleware, allow_origins=list(config.allow_origins), allow_methods=["*"], allow_headers=["*"]
-        )
     app.add_middleware(Door, config=config)
+    if config.allow_origins:  # outside of the door: pages may read what it refuses
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=list(config.allow_origins),
+            allow_methods=["*"],
+            allow_headers=["*"],
+            expose_headers=["X-Request-Id", "Retry-After"],
+        )
     return app
 
 

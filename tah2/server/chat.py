@@ -154,8 +154,9 @@ class Chat:
 
     def _ask(self) -> Ask:
         request, service = self.request, self.service
-        most = request.max_completion_tokens or request.max_tokens
-        service.check_length(self.prompt.ids, most, "messages")
+        limit = "max_tokens" if request.max_completion_tokens is None else "max_completion_tokens"
+        most: int | None = getattr(request, limit)
+        service.check_length(self.prompt.ids, most, "messages", limit)
         params = request.sampling_params(
             service.defaults,
             max_tokens=most,
@@ -229,6 +230,11 @@ class Chat:
             voice = self.voices[delta.index]
             self.tally.add(delta, voice.thinking)
             spoken = voice.feed(delta.text, last=delta.ending is not None)
+            if spoken.reasoning and (spoken.content or spoken.calls):  # clients read one of the two in a chunk
+                thought, spoken.reasoning = spoken.reasoning, ""
+                if self.request.include_reasoning is not False:
+                    said = ChatDelta(reasoning=thought, reasoning_content=thought)
+                    yield self._chunk([ChatChunkChoice(index=delta.index, delta=said)], total, always)
             choice = self._partial(delta, spoken)
             if choice is not None:
                 yield self._chunk([choice], total, always, delta.prompt)
@@ -295,10 +301,6 @@ class Chat:
         reason = delta.ending.reason
         called = voice.calls > 0 and not isinstance(self.request.tool_choice, NamedTool)
         return "tool_calls" if reason == "stop" and called else reason
-
-
-def _whole(call: PartialToolCall) -> ToolCall:
-    return ToolCall(str(call.id), FunctionCall(str(call.function.name), str(call.function.arguments)))
 
 
 def check_depths(service: Service, depth_logprobs: int | None) -> None:

@@ -16,9 +16,13 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tah2.server.config import ServerConfig
-from tah2.server.errors import ApiError
+from tah2.server.errors import ApiError, as_api_error
 
+log = logging.getLogger("tah2.server")
 access = logging.getLogger("tah2.server.access")
+
+CLIENT_LEFT = 499
+"""The status of a request whose client left before an answer began; only the log sees it."""
 
 SAFE_ID = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
 OPEN_PATHS = ("/", "/health", "/ready")
@@ -55,7 +59,7 @@ class Door:
         name = _request_id(headers.get("x-request-id"))
         notes: dict[str, Any] = {}
         scope.setdefault("state", {}).update({"request_id": name, NOTES: notes})
-        status = 499  # the client left before an answer began
+        status = CLIENT_LEFT
         left = self.config.max_body_bytes
 
         async def counted() -> Message:
@@ -80,19 +84,23 @@ class Door:
                 await refusal.response()(scope, receive, named)
             else:
                 await self.app(scope, counted, named)
+        except Exception as error:
+            log.exception("a request failed", extra={"fields": {"request_id": name}})
+            if status != CLIENT_LEFT:  # the answer has begun, so nothing better can be said
+                raise
+            await as_api_error(error).response()(scope, receive, named)
         finally:
             access.info("request", extra={"fields": {**_line(scope, name, status, started), **notes}})
 
     def _refusal(self, scope: Scope, headers: Headers) -> ApiError | None:
         length = headers.get("content-length", "0")
-        if not length.isdigit() or int(length) > self.config.max_body_bytes:
+        if not (length.isascii() and length.isdigit()) or int(length) > self.config.max_body_bytes:
             return self._too_large()
         if not self._called_by_its_name(headers.get("host", "")):
             message = "This server answers to this machine's own names; --allow-host NAME lets it answer to others."
             return ApiError(403, message, code="host_not_allowed")
         path = scope["path"]
-        asks = scope["method"] == "OPTIONS"  # a browser's question before the request; it carries no key
-        if not self.keys or asks or path in OPEN_PATHS or path.startswith("/static/"):
+        if not self.keys or path in OPEN_PATHS or path.startswith("/static/"):
             return None
         scheme, _, key = headers.get("authorization", "").partition(" ")
         if scheme.lower() == "bearer" and self.keys.fits(key.strip()):

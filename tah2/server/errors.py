@@ -89,7 +89,7 @@ def of_validation(errors: Sequence[Mapping[str, Any]]) -> ApiError:
 
 
 def install(app: FastAPI) -> None:
-    """Make `app` answer every error in this form."""
+    """Make `app` answer every foreseen error in this form; the door does it with the others."""
 
     async def known(request: Request, error: Exception) -> Response:
         return as_api_error(error).response()
@@ -102,7 +102,7 @@ def install(app: FastAPI) -> None:
         assert isinstance(error, (ValidationError, RequestValidationError))
         return of_validation(error.errors()).response()
 
-    for kind in (ApiError, Refusal, WorkerDied, NotReady, TimeoutError, Exception):
+    for kind in (ApiError, Refusal, WorkerDied, NotReady, TimeoutError):
         app.add_exception_handler(kind, known)
     app.add_exception_handler(HTTPException, http)
     app.add_exception_handler(ValidationError, validation)

@@ -109,7 +109,10 @@ class Service:
         message = f"The model {name!r} is not served here; use {served}."
         raise ApiError(404, message, param="model", code="model_not_found")
 
-    def check_length(self, prompt: Sequence[int], max_tokens: int | None, param: str) -> None:
+    def check_length(
+        self, prompt: Sequence[int], max_tokens: int | None, param: str, limit: str = "max_tokens"
+    ) -> None:
+        """`param` is the field that holds the prompt, `limit` the one that says `max_tokens`."""
         longest = self.facts.max_model_len
         if len(prompt) >= longest:
             message = f"The prompt has {len(prompt)} tokens; this model's context holds {longest} with the answer."
@@ -119,7 +122,7 @@ class Service:
                 f"The prompt has {len(prompt)} tokens and up to {max_tokens} were asked for; this model's context "
                 f"holds {longest} in total, so ask for at most {longest - len(prompt)}."
             )
-            raise invalid(message, "max_tokens", TOO_LONG)
+            raise invalid(message, limit, TOO_LONG)
 
     async def start(self, asks: list[Ask]) -> Run:
         """Hand `asks` to the engine; returns once it has taken them."""

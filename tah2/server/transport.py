@@ -15,7 +15,7 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from tah2.server.door import NOTES
+from tah2.server.door import CLIENT_LEFT, NOTES
 from tah2.server.errors import ApiError, as_api_error, invalid, of_validation
 from tah2.server.service import service_of
 
@@ -23,7 +23,6 @@ log = logging.getLogger("tah2.server")
 
 Body = TypeVar("Body", bound=BaseModel)
 Value = TypeVar("Value")
-CLIENT_LEFT = 499
 
 encode = msgspec.json.Encoder().encode
 DONE = b"data: [DONE]\n\n"
@@ -85,8 +84,10 @@ class EventStream(Response):
         super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
         del self.headers["content-length"]
         self.events, self.close, self.stall = events, close, stall
+        self.request_id: str | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self.request_id = scope.get("state", {}).get("request_id")
         try:
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
             with suppress(Gone):
@@ -103,7 +104,7 @@ class EventStream(Response):
         except Exception as error:
             problem = as_api_error(error)
             if problem.code == "internal_error":
-                log.exception("an event stream failed")
+                log.exception("an event stream failed", extra={"fields": {"request_id": self.request_id}})
             await self._write(send, event(problem.body) + DONE)
         await self._write(send, b"", more=False)
 

@@ -150,6 +150,8 @@ def test_what_is_too_long_is_refused(server: ServerProcess):
     assert (problem["param"], problem["code"]) == ("max_tokens", "context_length_exceeded")
     assert str(MAX_LEN - 10) in problem["message"]
     assert server.error(CHAT, messages=[{"role": "user", "content": "x" * MAX_LEN}])["param"] == "messages"
+    for limit in ("max_tokens", "max_completion_tokens"):
+        assert server.error(CHAT, messages=USER, **{limit: MAX_LEN})["param"] == limit
     (choice,) = server.post(TEXT, prompt="x" * MAX_LEN, truncate_prompt_tokens=9, max_tokens=1)["choices"]
     assert choice["text"] is not None
 

@@ -35,9 +35,7 @@ async def tokenize(request: Request) -> Response:
     asked, service = await read(request, TokenizeRequest), service_of(request)
     service.check_model(asked.model)
     check((asked.prompt is None) != (asked.messages is None), "Give either 'prompt' or 'messages'.", "prompt")
-    ids = await asyncio.to_thread(_encode, service, asked)
-    names = [service.table.text_of(token) for token in ids] if asked.return_token_strs else None
-    return answer(Tokens(ids, len(ids), service.facts.max_model_len, names))
+    return answer(await asyncio.to_thread(_tokens, service, asked))
 
 
 @router.post("/detokenize", openapi_extra=described(DetokenizeRequest, Text))
@@ -46,8 +44,11 @@ async def detokenize(request: Request) -> Response:
     service.check_model(asked.model)
     size = service.facts.vocab_size
     check(all(token < size for token in asked.tokens), f"Token ids must lie below {size}.", "tokens")
-    text: str = service.tokenizer.decode(
-        asked.tokens, skip_special_tokens=bool(asked.skip_special_tokens), clean_up_tokenization_spaces=False
+    text: str = await asyncio.to_thread(
+        service.tokenizer.decode,
+        asked.tokens,
+        skip_special_tokens=bool(asked.skip_special_tokens),
+        clean_up_tokenization_spaces=False,
     )
     return answer(Text(text))
 
@@ -68,6 +69,12 @@ async def tokenizer_info(request: Request) -> Response:
             chat_template=service.renderer.source or None,
         )
     )
+
+
+def _tokens(service: Service, asked: TokenizeRequest) -> Tokens:
+    ids = _encode(service, asked)
+    names = [service.table.text_of(token) for token in ids] if asked.return_token_strs else None
+    return Tokens(ids, len(ids), service.facts.max_model_len, names)
 
 
 def _encode(service: Service, asked: TokenizeRequest) -> list[int]:

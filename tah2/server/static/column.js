@@ -139,7 +139,7 @@ class Answer {
 
   addToken(token) {
     this.first ??= performance.now();
-    this.tokens.push(token);
+    if (token.counted) this.tokens.push(token);
     if (!token.reasoning) this.content += token.text;
     if (token.text === "") return;
     const span = element("span", { class: "token", "data-depth": shade(token.depth), "data-passes": token.depth, text: token.text });

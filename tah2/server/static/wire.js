@@ -55,6 +55,7 @@ export function newsOf(chunk) {
   const tokens = split(text, depths.length, entries).map((piece, at) => ({
     text: piece,
     depth: depths[at] ?? 1,
+    counted: at < depths.length, // what was held back comes with no token of its own
     reasoning: reasoning !== "",
     chosen: entries[at]?.token ?? piece,
     continueProbs: choice.continue_probs?.[at] ?? [],
