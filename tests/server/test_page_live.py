@@ -4,28 +4,20 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.server.browser import CHROMIUM, Browser
 from tests.server.process import ServerProcess
+from tests.server.still import listening, still_app
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
 
 KEY = "correct-horse"
 IDLE = "!document.querySelector('#send').disabled"
 TOKENS = "document.querySelectorAll('.turn .token').length"
-EXPECTED_ERRORS = ("status of 400", "status of 401", "ERR_INTERNET_DISCONNECTED")
-
-
-@pytest.fixture(scope="module")
-def served(checkpoint: Path) -> Iterator[ServerProcess]:
-    made = ServerProcess(checkpoint, "--api-key", KEY, "--served-model-name", "tiny")
-    made.http.headers["Authorization"] = f"Bearer {KEY}"
-    yield made
-    made.stop()
+EXPECTED_ERRORS = ("status of 400", "status of 401", "status of 503", "ERR_INTERNET_DISCONNECTED")
 
 
 @pytest.fixture(scope="module")
@@ -40,12 +32,9 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
 
 
 @pytest.fixture
-def page(browser: Browser, served: ServerProcess) -> Browser:
-    """The page, freshly opened, with its key entered."""
-    browser.open(f"{served.url}/")
-    browser.wait("document.querySelector('#problem').textContent.includes('API key')")
-    browser.type(KEY)
-    browser.press("Tab")
+def page(browser: Browser, server: ServerProcess) -> Browser:
+    """The page, freshly opened."""
+    browser.open(f"{server.url}/")
     browser.wait("document.querySelector('.column')")
     browser.evaluate("document.querySelector('#more').open = false")
     return browser
@@ -85,7 +74,7 @@ def text_of(page: Browser, selector: str) -> str:
     return str(page.evaluate(f"document.querySelector({json.dumps(selector)}).textContent"))
 
 
-def asked(served: ServerProcess, text: str, **more: Any) -> dict[str, Any]:
+def asked(server: ServerProcess, text: str, **more: Any) -> dict[str, Any]:
     """What the API answers to the page's first request."""
     body = {
         "messages": [{"role": "user", "content": text}],
@@ -98,24 +87,40 @@ def asked(served: ServerProcess, text: str, **more: Any) -> dict[str, Any]:
         "return_continue_probs": True,
         "logprobs": True,
     }
-    choice: dict[str, Any] = served.post("/v1/chat/completions", **{**body, **more})["choices"][0]
+    choice: dict[str, Any] = server.post("/v1/chat/completions", **{**body, **more})["choices"][0]
     return choice
 
 
-def test_a_missing_key_is_asked_for_in_the_field_that_takes_it(browser: Browser, served: ServerProcess):
-    browser.open(f"{served.url}/")
+@pytest.fixture
+def guarded() -> Iterator[str]:
+    """A server that asks for a key; its model is not loaded."""
+    with listening(still_app(api_keys=(KEY,))) as url:
+        yield url
+
+
+def test_a_missing_key_is_asked_for_in_the_field_that_takes_it(browser: Browser, guarded: str):
+    browser.open(f"{guarded}/")
     browser.wait("document.querySelector('#problem').textContent.includes('API key')")
     assert browser.evaluate("document.activeElement.id") == "key"
     browser.type("wrong")
     browser.press("Tab")
     browser.wait("performance.getEntriesByName(new URL('v1/models', location).href).length > 1")
     assert not browser.evaluate("document.querySelector('.column')")
+    browser.evaluate("document.querySelector('#key').focus()")
+    browser.evaluate("document.querySelector('#key').select()")
+    browser.type(KEY)
+    browser.press("Tab")
+    browser.wait("document.querySelector('.column')")
+    assert text_of(browser, "#problem") == ""
+    send(browser, "Does the key open the chat too?", wait=False)
+    browser.wait(f"{IDLE} && document.querySelector('#problem').textContent")
+    assert text_of(browser, "#problem") == "The model is being loaded; try again shortly."
 
 
-def test_an_answer_is_the_api_s_with_its_depths(page: Browser, served: ServerProcess):
+def test_an_answer_is_the_api_s_with_its_depths(page: Browser, server: ServerProcess):
     settle(page, max_tokens=40, seed=5)
     send(page, "Why loops?")
-    choice = asked(served, "Why loops?")
+    choice = asked(server, "Why loops?")
     tokens = shown(page)
     assert "".join(text for text, _ in tokens) == choice["message"]["content"]
     written = [(text, depth) for text, depth in tokens if text]
@@ -145,26 +150,26 @@ def test_depth_mean_and_flops_grow_while_the_answer_is_written(page: Browser):
     assert "Stopped." in text_of(page, ".turn:last-child .note")
 
 
-def test_stopping_ends_the_work_on_the_server_and_the_chat_goes_on(page: Browser, served: ServerProcess):
+def test_stopping_ends_the_work_on_the_server_and_the_chat_goes_on(page: Browser, server: ServerProcess):
     settle(page, max_tokens=900, seed=1)
     send(page, "Go on", wait=False)
     page.wait(f"{TOKENS} > 2")
     page.click("#stop")
     page.wait(IDLE)
     for _ in range(100):
-        if served.metric("num_requests_running") == 0:
+        if server.metric("num_requests_running") == 0:
             break
-    assert served.metric("num_requests_running") == 0
+    assert server.metric("num_requests_running") == 0
     settle(page, max_tokens=5)
     send(page, "And now?")
     assert page.evaluate("document.querySelectorAll('.turn.mine').length") == 2
     assert len(shown(page)) <= 5
 
 
-def test_pointing_at_a_token_shows_its_inside(page: Browser, served: ServerProcess):
+def test_pointing_at_a_token_shows_its_inside(page: Browser, server: ServerProcess):
     settle(page, max_tokens=40, seed=5)
     send(page, "Why loops?")
-    choice = asked(served, "Why loops?", depth_logprobs=5)
+    choice = asked(server, "Why loops?", depth_logprobs=5)
     at = next(at for at, (text, depth) in enumerate(shown(page)) if depth == 3 and text.isascii())
     page.hover(".turn .token", at)
     page.wait("!document.querySelector('#inspector').hidden")
@@ -332,7 +337,7 @@ def test_models_without_a_chat_template_continue_the_text(page: Browser):
         const column = { setting: { max_depth: 2 }, messages: turns.map(([role, content]) => ({ role, content })) };
         const [path, body] = request(facts, column, "", { max_tokens: 12, seed: 3, temperature: 1 });
         const news = [];
-        for await (const chunk of stream(path, body, "correct-horse")) news.push(newsOf(chunk));
+        for await (const chunk of stream(path, body, "")) news.push(newsOf(chunk));
         return [path, body.prompt, news.flatMap(({ tokens }) => tokens), news.at(-1).usage];
     })()""")
     path, prompt, written, usage = tokens

@@ -99,7 +99,7 @@ def test_a_full_queue_says_when_to_come_back(small: ServerProcess):
     waits: list[str | None] = []
 
     def ask() -> None:
-        answer = small.http.post(TEXT, json={**LONG, "max_tokens": 300})
+        answer = small.http.post(TEXT, json={**LONG, "max_tokens": 150})
         statuses.append(answer.status_code)
         if answer.status_code == 429:
             waits.append(answer.headers["retry-after"])

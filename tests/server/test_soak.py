@@ -11,7 +11,7 @@ from tah2.bench.soak import Soak, SoakPlan, family, questions
 from tah2.engine.llm import LLM
 from tests.server.process import ServerProcess
 
-PLAN = SoakPlan(clients=40, seconds=4, prompts=12, leaving=0.2, p99_seconds=5)
+PLAN = SoakPlan(clients=40, seconds=2, prompts=12, leaving=0.2, p99_seconds=5)
 
 
 @pytest.mark.slow
