@@ -158,11 +158,12 @@ class _ReadHead(torch.autograd.Function):
                 if top_k:
                     largest, top_tokens[chunk] = largest_of(logits, top_k)
                     top_probs[chunk] = (largest.to(statistics) - total).exp()
-                local = supervised[:, 0].nonzero()[:, 0]
-                size = len(local) * logprob.shape[1] * logprob.element_size()
-                if 0 < size <= room:
-                    room -= size
-                    kept.append((_row_numbers(chunk, hidden)[local], _taken(logprob, local)))
+                if room:  # counting rows would make a GPU wait
+                    local = supervised[:, 0].nonzero()[:, 0]
+                    size = len(local) * logprob.shape[1] * logprob.element_size()
+                    if 0 < size <= room:
+                        room -= size
+                        kept.append((_row_numbers(chunk, hidden)[local], _taken(logprob, local)))
         ctx.save_for_backward(hidden, weight, targets)
         ctx.chunk_rows, ctx.compute = chunk_rows, compute
         ctx.kept = kept  # never written to, so that backward may run twice

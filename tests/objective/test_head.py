@@ -113,6 +113,24 @@ def test_kept_log_probabilities_save_products_and_change_no_gradient(
     assert again == 0 if room == 1 << 20 else 0 < again <= 8
 
 
+class Waits(TorchDispatchMode):
+    """Counts what a GPU would be waited for: sizes that depend on values."""
+
+    count = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += function in (torch.ops.aten.nonzero.default, torch.ops.aten._local_scalar_dense.default)
+        return function(*args, **(kwargs or {}))
+
+
+def test_without_room_to_keep_anything_the_chunks_of_a_gpu_are_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(head, "_KEPT_BYTES", {})
+    hidden, weight, targets, _ = make(9, 4, 11, seed=2)
+    with Waits() as waits:
+        read_head(hidden, weight, targets, top_k=3, chunk_rows=3)
+    assert waits.count == 0
+
+
 def test_without_targets_every_row_is_read() -> None:
     hidden, weight, _, _ = make(6, 4, 11, seed=3)
     reading = read_head(hidden, weight, None, chunk_rows=4)
