@@ -165,6 +165,10 @@ class LastDepth:
     def check(self, decoder: LoopedDecoder) -> None:
         if decoder.gate is not None:
             raise ConfigError(f"Scheme 'last-depth' trains no gate, but loop {decoder.kind.name!r} has one.")
+        if decoder.ceiling() > 1 and decoder.kind.output is not Output.LAST:
+            raise ConfigError(
+                "Scheme 'last-depth' trains a prediction that this loop would not make: set 'loop.output' to 'last'."
+            )
 
     def __call__(self, decoder: LoopedDecoder, batch: PackedBatch, context: Context) -> Outcome:
         run = decoder(tokens_of(batch), TargetReader(decoder.head_weight, batch.targets, False), context.settings)
