@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import json
+import math
 import types
 import typing
 from collections.abc import Mapping
@@ -68,7 +69,11 @@ def coerce(kind: Any, value: Any, where: str) -> Any:
         if not isinstance(value, Mapping):
             raise ConfigError(f"{where} must be a mapping, not {value!r}.")
         arguments = typing.get_args(kind)
-        return {k: coerce(arguments[1], v, _join(where, str(k))) if arguments else v for k, v in value.items()}
+        if not arguments:
+            return dict(value)
+        # YAML reads the key 101 as a number
+        names = {str(key) if arguments[0] is str else key: entry for key, entry in value.items()}
+        return {key: coerce(arguments[1], entry, _join(where, str(key))) for key, entry in names.items()}
     if dataclasses.is_dataclass(kind):
         return value if isinstance(value, typing.cast(type, kind)) else build(typing.cast(type, kind), value, where)
     return _coerce_scalar(kind, value, where)
@@ -152,7 +157,8 @@ def _coerce_scalar(kind: Any, value: Any, where: str) -> Any:
             return value.lower() == "true"
     elif kind in (int, float):
         number = _number(value)
-        if number is not None and (kind is float or number == int(number)):
+        whole = isinstance(number, int) or (number is not None and number.is_integer())
+        if number is not None and (not math.isnan(number) if kind is float else whole):
             return kind(number)
     elif kind is str:
         if isinstance(value, str):

@@ -124,3 +124,34 @@ def test_building_a_recipe_coerces_values_and_names_the_nearest_key(tmp_path: Pa
     assert build(Recipe, load_recipe(top, ["loop.max_depth=4"])) == Recipe(1e-5, Loop(4))
     with pytest.raises(ConfigError, match=r"'loop\.max_dpth'; did you mean 'max_depth'\?"):
         build(Recipe, load_recipe(top, ["loop.max_dpth=4"]))
+
+
+@dataclass(frozen=True)
+class Values:
+    rate: float = 0.0
+    steps: int = 0
+    weights: dict[str, float] = field(default_factory=dict)
+
+
+@pytest.mark.parametrize(
+    ("word", "sentence"),
+    [
+        ("rate=.nan", "rate must be a float, not nan"),
+        ("rate=nan", "rate must be a float, not 'nan'"),
+        ("steps=.inf", "steps must be an int, not inf"),
+        ("steps=.nan", "steps must be an int, not nan"),
+        ("steps=1.5", "steps must be an int, not 1.5"),
+        ("weights={a: .nan}", r"weights\.a must be a float"),
+    ],
+)
+def test_numbers_that_are_none_are_refused(word: str, sentence: str):
+    with pytest.raises(ConfigError, match=sentence):
+        build(Values, parse_overrides([word]))
+
+
+def test_whole_numbers_are_exact_and_infinity_is_a_rate():
+    assert build(Values, parse_overrides([f"steps={2**60 + 1}", "rate=.inf"])) == Values(float("inf"), 2**60 + 1)
+
+
+def test_names_may_look_like_numbers():
+    assert build(Values, {"weights": {101: 4}}) == Values(weights={"101": 4.0})
