@@ -100,6 +100,7 @@ def test_published_values_reach_every_paper_run(path: Path):
     stage_two = path.stem == "1.7b-ouro-m2-gate"
     assert config.data is not None
     assert (config.batch.samples, config.data.max_tokens, config.data.validation_samples) == (128, 16384, 1000)
+    assert config.data.cache_dir is not None, "tokenising so much again in every process takes hours"
     optimizer = config.optimizer
     assert optimizer.learning_rate == (1e-4 if stage_two else 4e-5)
     assert (optimizer.max_gradient_norm, optimizer.warmup_ratio, optimizer.minimum_ratio) == (1.0, 0.03, 0.1)
