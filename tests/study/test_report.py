@@ -15,7 +15,9 @@ from statistics import mean
 import pytest
 
 from tah2.study.report import write_report
+from tah2.study.report.sections.further import training_flops
 from tah2.study.report.style import PALETTE
+from tah2.study.report.view import open_view
 from tah2.study.report.write import LACKING, SECTIONS
 from tests.study.synthetic import TASKS, VARIANTS, synthetic_study
 
@@ -182,6 +184,17 @@ def test_the_search_is_told_rate_by_rate(root: Path, tmp_path: Path):
         ]
         == "diverged"
     )
+
+
+def test_what_is_not_in_the_training_flops_is_said(root: Path, page: str, tmp_path: Path):
+    assert "fitting the updater's start" not in page
+    copy = shutil.copytree(root, tmp_path / "study", ignore=shutil.ignore_patterns("report", "samples", "analyses"))
+    start = {"updater": "predicted-embedding", "tokens": 16384, "steps": 1500, "batch": 512}
+    for path in (copy / "units").glob("*-b?-s0/unit.json"):
+        info = json.loads(path.read_text())
+        path.write_text(json.dumps({**info, "recipe": {"model": {"start": start}}}))
+    notes = training_flops(open_view(copy)).blocks[0].notes
+    assert "(1,500 steps of 512 states from 16,384 tokens for TaH2 M=2 and TaH2 M=8)" in notes
 
 
 def test_changes_of_an_ablation_are_differences_of_raw_accuracies(root: Path):

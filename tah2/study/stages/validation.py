@@ -48,7 +48,7 @@ def validate_unit(shop: Shop, task: Task, key: str, tell: Tell) -> str:
     if not math.isfinite(metrics["loss"]):
         if unit.group != "search":
             raise ValueError(f"The validation loss of {unit.id} is not finite; look at its training log.")
-        metrics = {"loss": None}
+        return _close(path, {"loss": None})
     return _close(path, metrics)
 
 

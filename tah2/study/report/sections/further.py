@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from statistics import mean
 
 import numpy as np
@@ -43,8 +43,22 @@ def training_flops(view: View) -> Section:
     notes = (
         "Training FLOPs follow the paper's formula: three forwards, and a lookahead that re-runs a whole depth. "
         "What ran re-runs only the tokens that stopped, with the same labels. Means over seeds."
+        f"{_start_words(view, trained)}"
     )
     return Section("training", title, (Table("table-training", "Cost of training.", columns, tuple(rows), notes),))
+
+
+def _start_words(view: View, names: Iterable[str]) -> str:
+    """What a learned updater had before the first step, and the others had not."""
+    fitted: dict[str, list[str]] = {}
+    for name in names:
+        info = view.info(name)
+        start = (info.recipe.get("model") or {}).get("start") or {}
+        if info.loop in ("tah2", "tah2-fixed") and start.get("updater", "random") != "random":
+            how = f"{start['steps']:,} steps of {start['batch']} states from {start['tokens']:,} tokens"
+            fitted.setdefault(how, []).append(view.title(name))
+    parts = [f"{how} for {listed(titles)}" for how, titles in fitted.items()]
+    return f" In the seconds but not in the FLOPs: fitting the updater's start ({'; '.join(parts)})." if parts else ""
 
 
 def _trained(view: View, variant: str) -> dict[str, float] | None:
