@@ -19,14 +19,14 @@ from tah2.compute.decode import decode_flops
 from tah2.config.strict import ConfigError
 from tah2.engine.config import EngineConfig
 from tah2.engine.intake import Intake, MaskFactory
+from tah2.engine.kernels import gather
 from tah2.engine.memory import make_pools
-from tah2.engine.mixing import gather
 from tah2.engine.outputs import CompletionOutput, Logprob, RequestOutput, top_logprobs
 from tah2.engine.params import SamplingParams
 from tah2.engine.prefix import PrefixCache
 from tah2.engine.request import Request
 from tah2.engine.runner import Runner
-from tah2.engine.sampler import Draw, sample
+from tah2.engine.sampler import Draw, sample_rows
 from tah2.engine.scheduler import Scheduler
 from tah2.engine.strand import Strand
 from tah2.engine.team import ALONE, Team
@@ -229,8 +229,8 @@ class Engine:
         return failed
 
     def _sampled(self, strands: list[Strand]) -> list[int]:
-        mixed = gather([strand.mixed[len(strand) - 1] for strand in strands])
-        return sample(mixed, [self._draw_of(strand) for strand in strands], self._mixture)
+        rows = [strand.mixed[len(strand) - 1] for strand in strands]
+        return sample_rows(rows, [self._draw_of(strand) for strand in strands], self._mixture)
 
     def _draw_of(self, strand: Strand) -> Draw:
         request = strand.request

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -13,21 +13,21 @@ from tah2.engine.kernels import (
     PackedBlock,
     PackedBlocks,
     PackedLinear,
+    PackedPart,
     Step,
     Storage,
     Visible,
     pack_linear,
-    packed_swiglu,
     rms_norm,
 )
 from tah2.engine.paged import PassPlan
 from tah2.engine.weights import ModelWeights
 from tah2.model.attention import Attend
+from tah2.model.gate import Decider, Gate
 from tah2.model.loop import LoopedDecoder
-from tah2.model.parts import RMSNorm, SwiGLU
+from tah2.model.parts import RMSNorm
+from tah2.model.reentry import Predicted, Reentry, Updater
 from tah2.model.rotary import rotate
-
-Part = TypeVar("Part", bound=nn.Module)
 
 
 class PackedWeights(ModelWeights):
@@ -37,7 +37,7 @@ class PackedWeights(ModelWeights):
         super().__init__(decoder)
         self.paged = paged_attention
         self.blocks = PackedBlocks([PackedBlock(block, storage) for block in decoder.layers])  # type: ignore[arg-type]
-        self.packed_norm = _Norm(decoder.norm, storage)
+        self.packed_norm = _Norm(decoder.norm)
         self.packed_head = pack_linear(decoder.head_weight, None, storage)
         self.reentry_part = packed_part(decoder.reentry, storage)
         self.gate_part = None if decoder.gate is None else packed_part(decoder.gate, storage)
@@ -96,23 +96,39 @@ class _Linear(nn.Module):
         return self.packed(x)
 
 
-class _SwiGLU(nn.Module):
-    """Gate and up projection as one packed layer."""
+class _Decider(Gate):
+    """The decider in one call."""
 
-    def __init__(self, mlp: SwiGLU, storage: Storage) -> None:
-        super().__init__()
-        gate, up, down = mlp.gate_proj, mlp.up_proj, mlp.down_proj
-        self.gate_up = packed_swiglu(gate.weight, up.weight, gate.bias, up.bias, storage)
-        self.down = pack_linear(down.weight, down.bias, storage)
+    def __init__(self, decider: Decider, storage: Storage) -> None:
+        nn.Module.__init__(self)
+        self.top_k = decider.top_k
+        norms = (decider.embedding_norm, decider.state_norm, decider.probability_norm)
+        self.packed = PackedPart(norms, decider.fuse, None, decider.mlp, decider.output_norm, decider.score, storage)
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.down(self.gate_up(x))
+    def forward(self, embedding: Tensor, state: Tensor, top_probabilities: Tensor | None) -> Tensor:
+        if top_probabilities is None:
+            raise ValueError("The decider needs the largest prediction probabilities.")
+        return self.packed(embedding, state, top_probabilities[:, : self.top_k])
+
+
+class _Updater(Reentry):
+    """The updater in one call."""
+
+    def __init__(self, updater: Updater, storage: Storage) -> None:
+        nn.Module.__init__(self)
+        norms = (updater.embedding_norm, updater.state_norm)
+        self.packed = PackedPart(
+            norms, updater.fuse, updater.fused_norm, updater.mlp, updater.output_norm, storage=storage
+        )
+
+    def forward(self, anchor: Tensor, state: Tensor, predicted: Predicted | None, embedding: Tensor) -> Tensor:
+        return self.packed(anchor, state).to(state.dtype)
 
 
 class _Norm(nn.Module):
     """A norm in one call."""
 
-    def __init__(self, norm: RMSNorm, storage: Storage) -> None:
+    def __init__(self, norm: RMSNorm) -> None:
         super().__init__()
         self.norm = norm
 
@@ -121,19 +137,13 @@ class _Norm(nn.Module):
         return rms_norm(x, self.norm.weight, self.norm.eps) if exact else self.norm(x)
 
 
-_PACKED: dict[type[nn.Module], Any] = {nn.Linear: _Linear, SwiGLU: _SwiGLU, RMSNorm: _Norm}
+_PACKED: dict[type[nn.Module], Any] = {Decider: _Decider, Updater: _Updater, nn.Linear: _Linear}
 
 
-def packed_part(part: Part, storage: Storage) -> Part:
-    """A copy of a loop's part whose layers are packed."""
-    copied: Part = copy.deepcopy(part)
-    _pack_children(copied, storage)
+def packed_part(part: nn.Module, storage: Storage) -> Any:
+    """A copy of a loop's part with packed weights, whole or layer by layer."""
+    if type(part) in _PACKED:
+        return _PACKED[type(part)](part, storage)
+    copied = copy.copy(part)
+    copied._modules = {name: packed_part(child, storage) for name, child in part._modules.items() if child is not None}
     return copied
-
-
-def _pack_children(module: nn.Module, storage: Storage) -> None:
-    for name, child in module.named_children():
-        if type(child) in _PACKED:
-            setattr(module, name, _PACKED[type(child)](child, storage))
-        else:
-            _pack_children(child, storage)

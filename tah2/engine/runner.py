@@ -5,7 +5,7 @@ The pass computes first and writes back last, so a pass that fails leaves every 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,8 +15,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from tah2.engine.batch import Longs, Rows, layout, plan_looped, plan_once, tensor
-from tah2.engine.kernels import most_probable
-from tah2.engine.mixing import Row, carried, gather, stopped
+from tah2.engine.kernels import Row, most_probable
+from tah2.engine.mixing import carried, stopped
 from tah2.engine.pool import Pools
 from tah2.engine.strand import Strand
 from tah2.engine.weights import Weights
@@ -30,13 +30,32 @@ Bools = NDArray[np.bool_]
 
 @dataclass
 class _Kept:
-    """By row of the pass: what kept rows have to say."""
+    """What kept rows have to say, by their place in `rows`."""
 
-    logits: dict[int, Row]
+    rows: list[int]
+    owners: list[tuple[Strand, int]]
+    """The strand of each, and the row inside it."""
+    logits: list[Row]
     mixed: dict[int, Row]
     """Distributions of rows that stop here, or would."""
     shares: dict[int, Row]
     """What rows that go on leave to their next depth."""
+
+
+@dataclass
+class _Reading:
+    """The most probable tokens of those rows that somebody asks about."""
+
+    places: Longs
+    """Of each row of the pass in `predicted`, or -1."""
+    predicted: Predicted
+
+    def of(self, rows: Longs) -> Predicted:
+        at = self.places[rows]
+        if len(at) == len(self.predicted.tokens) and bool((np.diff(at) > 0).all()):
+            return self.predicted
+        index = tensor(at, self.predicted.tokens.device)
+        return Predicted(*(values.index_select(0, index) for values in self.predicted))
 
 
 @dataclass
@@ -46,6 +65,7 @@ class _Decision:
     continues: Bools
     asked: Bools
     probability: NDArray[np.float32]
+    """g; 1 where the gate was not asked"""
     log_continue: NDArray[np.float32]
     log_stop: NDArray[np.float32]
     """log g and log (1 - g); 0 where the gate was not asked"""
@@ -78,12 +98,12 @@ class Runner:
         state = x if self.loops_middle else self.weights.norm(x)
 
         asks = self._asks(rows)
-        logits, predicted = self._read(rows, state, asks) if self.reads_every_depth else (None, None)
-        decision = self._decide(rows, embedding, state, asks, predicted)
+        logits, reading = self._read(rows, state, asks) if self.reads_every_depth else (None, None)
+        decision = self._decide(rows, embedding, state, asks, reading)
         kept = self._mix(rows, decision, state, logits, drafting)
         finals = self._codas(rows, decision, state) if self.loops_middle else None
         going = np.flatnonzero(decision.continues)
-        following = self._reenter(going, anchor, state, predicted)
+        following = self._reenter(going, anchor, state, reading)
         self._write_back(rows, decision, kept, going, following, anchor, finals)
 
     def _waves(self, position: Longs, extent: Longs, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -105,21 +125,34 @@ class Runner:
         parts: dict[int, Tensor] = {i: s.anchor for i, s in enumerate(rows.strands) if s.anchor is not None}
         fresh = [i for i in range(len(rows.strands)) if i not in parts]
         if fresh:
-            index = _index(np.concatenate([np.arange(len(rows))[rows.part(i)] for i in fresh]), self.device)
-            assert self.pools.once is not None
-            plan = plan_once([rows.strands[i] for i in fresh], self.pools.once, self.weights.paged)
-            prelude = range(self.decoder.looped.start)
-            out = self.weights.layers(embedding[index], prelude, cosine[index], sine[index], plan, 0)
-            sizes = [rows.strands[i].rows for i in fresh]
+            index = tensor(np.concatenate([np.arange(len(rows))[rows.part(i)] for i in fresh]), self.device)
+            prelude, strands = range(self.decoder.looped.start), [rows.strands[i] for i in fresh]
+            out = self._once(embedding[index], prelude, strands, cosine[index], sine[index], 0)
+            sizes = [s.rows for s in strands]
             parts.update(zip(fresh, out.split(sizes), strict=True))
         return torch.cat([parts[i] for i in range(len(rows.strands))])
 
+    def _once(
+        self, x: Tensor, layers: range, strands: list[Strand], cosine: Tensor, sine: Tensor, pool_layer: int
+    ) -> Tensor:
+        """All rows of the strands through layers that run once per token; a model may have none of them."""
+        if not layers:
+            return x
+        assert self.pools.once is not None
+        plan = plan_once(strands, self.pools.once, self.weights.paged)
+        return self.weights.layers(x, layers, cosine, sine, plan, pool_layer)
+
     def _inputs(self, rows: Rows, anchor: Tensor) -> Tensor:
         """The looped layers' input: depth 1 starts from the anchor, later depths bring theirs."""
-        if all(s.x is None for s in rows.strands):
+        later = [s.x for s in rows.strands if s.x is not None]
+        if not later:
             return self.weights.enter(anchor)
-        parts = [self.weights.enter(anchor[rows.part(i)]) if s.x is None else s.x for i, s in enumerate(rows.strands)]
-        return parts[0] if len(parts) == 1 else torch.cat(parts)
+        deep = np.repeat([s.x is not None for s in rows.strands], rows.sizes)
+        fresh, going = np.flatnonzero(~deep), np.flatnonzero(deep)
+        first = [self.weights.enter(_take(anchor, fresh))] if len(fresh) else []
+        places = np.empty(len(rows), dtype=np.int64)
+        places[np.concatenate([fresh, going])] = np.arange(len(rows))
+        return torch.cat([*first, *later]).index_select(0, tensor(places, self.device))
 
     def _asks(self, rows: Rows) -> Bools:
         """Rows whose gate matters: undecided ones, and kept ones, whose mixture weights need it."""
@@ -128,39 +161,38 @@ class Runner:
         undecided = (rows.floor <= rows.depth) & (rows.depth < rows.cap)
         return (rows.depth < rows.ceiling) & (undecided | rows.kept)
 
-    def _read(self, rows: Rows, state: Tensor, asks: Bools) -> tuple[Tensor, Predicted | None]:
+    def _read(self, rows: Rows, state: Tensor, asks: Bools) -> tuple[Tensor, _Reading | None]:
         """Logits of the kept rows, and the most probable tokens of the rows whose gate or reentry reads them."""
-        logits = self.weights.head(_take(state, np.flatnonzero(rows.kept)))
+        kept = np.flatnonzero(rows.kept)
+        logits = self.weights.head(_take(state, kept))
         top_k, gate = self.decoder.top_k, self.decoder.gate
         wanted = np.zeros(len(rows), dtype=np.bool_)
         if gate is not None and gate.top_k:
             wanted |= asks
         if self.decoder.reentry.top_k:
             wanted |= rows.depth < rows.cap
-        if not wanted.any():
-            return logits, None
-        tokens = torch.zeros(len(rows), top_k, dtype=torch.long, device=self.device)
-        probabilities = torch.zeros(len(rows), top_k, dtype=torch.float32, device=self.device)
-        among_kept = np.flatnonzero(wanted[rows.kept])
+        among_kept = np.flatnonzero(wanted[kept])
+        found, parts = [kept[among_kept]], []
         if len(among_kept):
-            index = _index(np.flatnonzero(rows.kept)[among_kept], self.device)
-            tokens[index], probabilities[index] = most_probable(logits, top_k, _index(among_kept, self.device))
-        for part in np.array_split(others := np.flatnonzero(wanted & ~rows.kept), -(-len(others) // HEAD_ROWS) or 1):
-            if len(part):
-                index = _index(part, self.device)
-                tokens[index], probabilities[index] = most_probable(self.weights.head(state[index]), top_k)
-        return logits, Predicted(tokens, probabilities)
+            parts.append(most_probable(logits, top_k, tensor(among_kept, self.device)))
+        others = np.flatnonzero(wanted & ~rows.kept)
+        for part in np.array_split(others, -(-len(others) // HEAD_ROWS)) if len(others) else ():
+            found.append(part)
+            parts.append(most_probable(self.weights.head(_take(state, part)), top_k))
+        if not parts:
+            return logits, None
+        tokens, probabilities = parts[0] if len(parts) == 1 else map(torch.cat, zip(*parts, strict=True))
+        places = np.full(len(rows), -1)
+        places[np.concatenate(found)] = np.arange(len(tokens))
+        return logits, _Reading(places, Predicted(tokens, probabilities))
 
-    def _decide(
-        self, rows: Rows, embedding: Tensor, state: Tensor, asks: Bools, predicted: Predicted | None
-    ) -> _Decision:
+    def _decide(self, rows: Rows, embedding: Tensor, state: Tensor, asks: Bools, reading: _Reading | None) -> _Decision:
         n = len(rows)
-        says = np.ones(n, dtype=np.bool_)
-        probability, log_continue, log_stop = (np.zeros(n, dtype=np.float32) for _ in range(3))
-        gate = self.decoder.gate
-        if gate is not None and asks.any():
-            asked = np.flatnonzero(asks)
-            top = None if predicted is None else _take(predicted.probabilities, asked)
+        says, probability = np.ones(n, dtype=np.bool_), np.ones(n, dtype=np.float32)
+        log_continue, log_stop = np.zeros(n, dtype=np.float32), np.zeros(n, dtype=np.float32)
+        gate, asked = self.decoder.gate, np.flatnonzero(asks)
+        if gate is not None and len(asked):
+            top = None if reading is None or not gate.top_k else reading.of(asked).probabilities
             logit = self.weights.gate(_take(embedding, asked), _take(state, asked), top).cpu()
             survival = np.concatenate([s.survival[s.active] for s in rows.strands])[asked]
             threshold = np.repeat(np.array([s.request.threshold for s in rows.strands], np.float32), rows.sizes)[asked]
@@ -174,37 +206,50 @@ class Runner:
 
     def _mix(self, rows: Rows, decision: _Decision, state: Tensor, logits: Tensor | None, drafting: bool) -> _Kept:
         """The kept rows' distributions; kinds that read their last depth alone read the head here."""
-        if self.loops_middle or not rows.kept.any():
-            return _Kept({}, {}, {})
-        kept, output = np.flatnonzero(rows.kept), self.decoder.kind.output
-        drafts = np.repeat([drafting and len(s) == 1 and s.request.drafts for s in rows.strands], rows.sizes)
-        speaks = ~decision.continues | drafts
+        kept = np.flatnonzero(rows.kept)
+        if self.loops_middle or not len(kept):
+            return _Kept([], [], [], {}, {})
+        speaks = ~decision.continues
+        if drafting:
+            drafts = [len(s) == 1 and s.request.drafts for s in rows.strands]
+            speaks |= np.repeat(drafts, rows.sizes)
         if logits is None:
             kept = kept[speaks[kept]]
             logits = self.weights.head(_take(state, kept)) if len(kept) else state[:0]
         logits = logits.float()
-        own = {row: Row(logits, at) for at, row in enumerate(kept.tolist())}
-        if output is Output.LAST:
-            return _Kept(own, {row: value for row, value in own.items() if speaks[row]}, {})
-        owners = dict(zip(kept.tolist(), _owners(rows, kept), strict=True))
-        found = {row: s.shares[local] for row, (s, local) in owners.items() if local in s.shares}
-        log_survival = np.concatenate([s.log_survival[s.active] for s in rows.strands])
-        mixed = {row: value for row, value in own.items() if speaks[row] and row not in found}
-        shares: dict[int, Row] = {}
-        if deep := [row for row in own if speaks[row] and row in found]:
-            depth, survival = tensor(rows.depth[deep], self.device), tensor(log_survival[deep], self.device)
-            table = stopped(output, _rows(own, deep), _rows(found, deep), depth, survival)
-            mixed.update((row, Row(table, at)) for at, row in enumerate(deep))
-        for group, earlier in (
-            ([row for row in own if decision.continues[row] and row not in found], None),
-            ([row for row in own if decision.continues[row] and row in found], found),
-        ):
+        made = _Kept(kept.tolist(), _owners(rows, kept), [Row(logits, at) for at in range(len(kept))], {}, {})
+        found = [s.shares.get(local) for s, local in made.owners]
+        made.mixed = {at: made.logits[at] for at in np.flatnonzero(speaks[kept]).tolist() if found[at] is None}
+        if self.decoder.kind.output is not Output.LAST:
+            self._mix_deep(rows, made, found, speaks)
+            self._carry(made, found, decision)
+        return made
+
+    def _mix_deep(self, rows: Rows, made: _Kept, found: list[Row | None], speaks: Bools) -> None:
+        """Distributions of tokens whose earlier depths have left a share."""
+        deep = {at: share for at, share in enumerate(found) if share is not None and speaks[made.rows[at]]}
+        if deep:
+            depth = tensor(rows.depth[[made.rows[at] for at in deep]], self.device)
+            survival = self._each(made, deep, lambda row, s, local: s.log_survival[local])
+            own = [made.logits[at] for at in deep]
+            table = stopped(self.decoder.kind.output, own, list(deep.values()), depth, survival)
+            made.mixed.update((at, Row(table, i)) for i, at in enumerate(deep))
+
+    def _carry(self, made: _Kept, found: list[Row | None], decision: _Decision) -> None:
+        """Shares of tokens that go on: those that begin one, and those that have one."""
+        going = {at: found[at] for at, row in enumerate(made.rows) if decision.continues[row]}
+        begun = {at: share for at, share in going.items() if share is not None}
+        for group in ([at for at in going if at not in begun], list(begun)):
             if group:
-                weight = tensor((log_survival + decision.log_stop)[group], self.device)
-                share = carried(output, _rows(own, group), None if earlier is None else _rows(earlier, group), weight)
-                assert share is not None
-                shares.update((row, Row(share, at)) for at, row in enumerate(group))
-        return _Kept(own, mixed, shares)
+                weight = self._each(made, group, lambda row, s, local: s.log_survival[local] + decision.log_stop[row])
+                shares = [begun[at] for at in group if at in begun] or None
+                table = carried(self.decoder.kind.output, [made.logits[at] for at in group], shares, weight)
+                made.shares.update((at, Row(table, i)) for i, at in enumerate(group))
+
+    def _each(self, made: _Kept, group: Iterable[int], value: Callable[[int, Strand, int], np.float32]) -> Tensor:
+        """fp32 `[group]`: a value of every row, found by the row, its strand and its place inside it."""
+        values = [value(made.rows[at], *made.owners[at]) for at in group]
+        return tensor(np.array(values, dtype=np.float32), self.device)
 
     def _codas(self, rows: Rows, decision: _Decision, state: Tensor) -> dict[int, tuple[Tensor, Tensor | None]]:
         """By strand: its states before the coda so far, and, once it has finished, logits of its kept rows."""
@@ -214,7 +259,7 @@ class Runner:
             part = rows.part(i)
             stops = ~decision.continues[part]
             buffer = state.new_zeros(len(s), state.shape[1]) if s.final is None else s.final.clone()
-            buffer[_index(s.active[stops], self.device)] = _take(state[part], np.flatnonzero(stops))
+            buffer[tensor(s.active[stops], self.device)] = _take(state[part], np.flatnonzero(stops))
             finals[i] = (buffer, None)
             if stops.all():
                 done.append(i)
@@ -224,22 +269,19 @@ class Runner:
             position = np.concatenate([np.arange(s.start, s.end) for s in strands])
             prompts = np.repeat([len(s.request.prompt) for s in strands], [len(s) for s in strands])
             cosine, sine = self._waves(position, np.maximum(position + 1, prompts), state.dtype)
-            assert self.pools.once is not None
-            plan = plan_once(strands, self.pools.once, self.weights.paged)
             coda = range(self.decoder.looped.stop, len(self.decoder.layers))
             x = torch.cat([finals[i][0] for i in done])
-            out = self.weights.norm(self.weights.layers(x, coda, cosine, sine, plan, self.decoder.looped.start))
+            out = self.weights.norm(self._once(x, coda, strands, cosine, sine, self.decoder.looped.start))
             for i, s, part_of in zip(done, strands, out.split([len(s) for s in strands]), strict=True):
                 if s.kept_from < len(s):
                     finals[i] = (finals[i][0], self.weights.head(part_of[s.kept_from :]).float())
         return finals
 
-    def _reenter(self, going: Longs, anchor: Tensor, state: Tensor, predicted: Predicted | None) -> Tensor | None:
+    def _reenter(self, going: Longs, anchor: Tensor, state: Tensor, reading: _Reading | None) -> Tensor | None:
         """Next inputs of the continuing rows, `[going, d]`."""
         if not len(going):
             return None
-        if predicted is not None:
-            predicted = Predicted(_take(predicted.tokens, going), _take(predicted.probabilities, going))
+        predicted = reading.of(going) if reading is not None and self.decoder.reentry.top_k else None
         return self.weights.reenter(_take(anchor, going), _take(state, going), predicted)
 
     def _write_back(
@@ -253,24 +295,23 @@ class Runner:
         finals: dict[int, tuple[Tensor, Tensor | None]] | None,
     ) -> None:
         """Everything has been computed: advance the strands."""
-        self._write_mixed(rows, kept)
+        self._write_mixed(kept)
+        counts = np.add.reduceat(decision.continues, rows.bounds[:-1], dtype=np.int64).tolist()
+        asked = np.logical_or.reduceat(decision.asked, rows.bounds[:-1]).tolist()
         cursor = 0
-        for i, s in enumerate(rows.strands):
-            part = rows.part(i)
-            continues, ran = decision.continues[part], s.active
+        for i, (s, count) in enumerate(zip(rows.strands, counts, strict=True)):
+            part, ran = rows.part(i), s.active
+            continues = decision.continues[part]
             s.executed[ran] = s.depth
-            if decision.asked[part].any():
-                asked = ran[decision.asked[part]]
-                s.survival[asked] *= decision.probability[part][decision.asked[part]]
-                s.log_survival[asked] += decision.log_continue[part][decision.asked[part]]
+            if asked[i]:
+                s.survival[ran] *= decision.probability[part]
+                s.log_survival[ran] += decision.log_continue[part]
                 if decision.asked[part][-1] and ran[-1] == len(s) - 1:
                     s.continue_probs.append(float(decision.probability[part][-1]))
-            count = int(continues.sum())
-            s.active = ran[continues]
+            s.active = ran[continues] if count else ran[:0]
             s.x = following[cursor : cursor + count] if following is not None and count else None
             if finals is not None:
-                chosen = _index(np.flatnonzero(continues), self.device)
-                s.anchor = anchor[part][chosen] if count else None
+                s.anchor = anchor[part][tensor(np.flatnonzero(continues), self.device)] if count else None
                 s.final, logits = finals[i]
                 if logits is not None:
                     s.mixed.update((s.kept_from + at, Row(logits, at)) for at in range(len(logits)))
@@ -278,24 +319,19 @@ class Runner:
             s.depth += 1
 
     @staticmethod
-    def _write_mixed(rows: Rows, kept: _Kept) -> None:
-        index = np.fromiter(kept.logits, dtype=np.int64)
-        for row, (s, local) in zip(index.tolist(), _owners(rows, index), strict=True):
-            if row in kept.mixed:
-                s.mixed[local] = kept.mixed[row]
-            if row in kept.shares:
-                s.shares[local] = kept.shares[row]
+    def _write_mixed(kept: _Kept) -> None:
+        for at, (s, local) in enumerate(kept.owners):
+            if at in kept.mixed:
+                s.mixed[local] = kept.mixed[at]
+            if at in kept.shares:
+                s.shares[local] = kept.shares[at]
             if s.request.params.depth_logprobs and local == len(s) - 1:
-                s.depth_logits.append(kept.logits[row].value)
-
-
-def _rows(table: dict[int, Row], index: list[int]) -> Tensor:
-    return gather([table[row] for row in index])
+                s.depth_logits.append(kept.logits[at].value)
 
 
 def _take(values: Tensor, index: Longs) -> Tensor:
     """Rows `index` (ascending) of `values`, without a copy where they are all."""
-    return values if len(index) == len(values) else values[tensor(index, values.device)]
+    return values if len(index) == len(values) else values.index_select(0, tensor(index, values.device))
 
 
 def _owners(rows: Rows, index: Longs) -> list[tuple[Strand, int]]:
@@ -305,7 +341,3 @@ def _owners(rows: Rows, index: Longs) -> list[tuple[Strand, int]]:
         (rows.strands[i], int(rows.strands[i].active[row - rows.bounds[i]]))
         for i, row in zip(strand.tolist(), index.tolist(), strict=True)
     ]
-
-
-def _index(values: Longs, device: torch.device) -> Tensor:
-    return tensor(values, device)

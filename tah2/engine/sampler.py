@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tah2.engine.kernels import largest
+from tah2.engine.kernels import Row, gather, largest
 from tah2.engine.params import SamplingParams
 
 _MASK = (1 << 64) - 1
@@ -37,6 +37,26 @@ class Draw:
     """Tokens that may not come yet (end-of-sequence before `min_tokens`)."""
     allowed: Tensor | None = None
     """bool `[vocabulary]`: what a constraint lets pass."""
+
+
+def sample_rows(rows: Sequence[Row], draws: Sequence[Draw], mixture: bool) -> list[int]:
+    """As `sample`, from rows where they lie: those that only ask for the largest are not copied."""
+    tables: dict[int, list[int]] = {}
+    others: list[int] = []
+    for i, (row, draw) in enumerate(zip(rows, draws, strict=True)):
+        plain = draw.params.greedy and not _is_adjusted(draw)
+        (tables.setdefault(id(row.table), []) if plain else others).append(i)
+    tokens = [0] * len(rows)
+    for group in tables.values():
+        table, at = rows[group[0]].table, [rows[i].at for i in group]
+        chosen = None if at == list(range(len(table))) else torch.tensor(at, device=table.device)
+        for i, token in zip(group, largest(table, chosen).tolist(), strict=True):
+            tokens[i] = token
+    if others:
+        drawn = sample(gather([rows[i] for i in others]), [draws[i] for i in others], mixture)
+        for i, token in zip(others, drawn, strict=True):
+            tokens[i] = token
+    return tokens
 
 
 def sample(mixed: Tensor, draws: Sequence[Draw], mixture: bool) -> list[int]:

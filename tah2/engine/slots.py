@@ -156,6 +156,11 @@ class SlotLists:
         self._depths.extend(tokens.depths)
         self._looped.extend(tokens.looped)
         self._once.extend(tokens.once)
+        if len(tokens) == 1:  # a decoded token; the general way takes several times as long
+            depth = len(tokens.looped)
+            for table, growing in zip(self.sight.earlier, self._lists, strict=True):
+                growing.extend(tokens.looped[table[1 : depth + 1, depth]])
+            return
         last = np.repeat(tokens.depths, tokens.depths)
         starts = np.repeat(tokens.depths.cumsum() - tokens.depths, tokens.depths)
         j = np.arange(len(last)) - starts + 1

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tah2.engine.constraint import LogitsMask
-from tah2.engine.mixing import Row
+from tah2.engine.kernels import Row
 from tah2.engine.pool import Slots
 from tah2.engine.slots import Depths, TokenSlots
 
@@ -98,9 +98,8 @@ class Strand:
 
     def token_slots(self) -> TokenSlots:
         """The slots of a finished strand."""
-        ran = np.arange(1, self.slots.shape[1] + 1)[None, :] <= self.executed[:, None]
-        once = self.once if (self.once >= 0).all() else self.once[:0]
-        return TokenSlots(self.executed.copy(), self.slots[ran], once)
+        once = self.once if self.once[0] >= 0 else self.once[:0]
+        return TokenSlots(self.executed.copy(), self.slots[self.slots >= 0], once)
 
     def held(self) -> tuple[list[int], list[int]]:
         """Every slot that the strand holds, whatever its state: looped, once."""

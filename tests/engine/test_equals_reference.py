@@ -39,6 +39,16 @@ def test_staggered_batch_with_chunked_prompts(kind: str, wavefront_rows: int, ca
     drained(made)
 
 
+@pytest.mark.parametrize("kind", ["huginn-0-0", "huginn-1-0", "huginn-0-1"])
+@pytest.mark.parametrize("kernels", ["off", "auto"])
+def test_a_middle_that_loops_without_prelude_or_coda(kind: str, kernels: str):
+    made = engine(kind, max_batch_tokens=7, kernels=kernels)
+    outputs = run(made, ASKS, {"b": 2, "c": 3, "d": 9, "e": 11})
+    for name, ask in ASKS.items():
+        same(kind, ask, outputs[name])
+    drained(made)
+
+
 def test_the_models_of_these_tests_use_all_their_depths():
     for kind in ("tah2-4", "ouro-adaptive", "last-output", "uniform-gated"):
         depths = [depth for ask in ASKS.values() for depth in expected(kind, ask).depths]

@@ -34,23 +34,6 @@ def _no_gradients() -> Iterator[None]:
         yield
 
 
-@pytest.fixture(params=["compiled", "stock"])
-def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Run with the kernels and without them."""
-    if request.param == "stock":
-        monkeypatch.setenv("TAH2_NO_KERNELS", "1")
-        assert not kernels.available()
-    elif not kernels.available():
-        pytest.skip("no C++ compiler here")
-    return request.param
-
-
-@pytest.fixture
-def compiled() -> None:
-    if not kernels.available():
-        pytest.skip("no C++ compiler here")
-
-
 def generator(seed: int = 0) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
@@ -330,58 +313,7 @@ def test_a_block_in_one_call_equals_its_stepwise_twin(compiled: None, storage: k
         assert error(a.float(), b.float()) < (1e-5 if dtype == torch.float32 else 2**-7)
 
 
-# What sampling reads
-
-
-@pytest.mark.parametrize(("rows", "width"), [(0, 5), (1, 1), (3, 7), (5, 64), (2, 1003)])
-def test_a_summary_equals_max_argmax_and_logsumexp(way: str, rows: int, width: int):
-    logits = 5 * random(rows, width)
-    summary = kernels.summarise(logits)
-    assert torch.equal(summary.maximum, logits.amax(-1))
-    assert torch.equal(summary.argmax, logits.argmax(-1))
-    assert torch.allclose(summary.logsumexp, logits.logsumexp(-1), rtol=1e-6, atol=1e-6)
-
-
-@pytest.mark.parametrize(("rows", "width", "top_k"), [(1, 1, 1), (3, 7, 7), (2, 300, 5), (2, 1003, 64), (1, 5000, 576)])
-def test_the_most_probable_tokens_are_those_of_stock_pytorch(compiled: None, rows: int, width: int, top_k: int):
-    logits = 5 * random(rows, width)
-    tokens, probabilities = kernels.most_probable(logits, top_k)
-    expected = logits.softmax(-1).topk(top_k, dim=-1)
-    assert torch.equal(tokens, expected.indices)
-    assert torch.allclose(probabilities, expected.values, rtol=1e-5, atol=1e-9)
-    assert torch.equal(kernels.largest(logits), logits.argmax(-1))
-    (last,), _ = kernels.most_probable(logits, top_k, torch.tensor([rows - 1]))
-    assert torch.equal(last, tokens[-1])
-
-
-@given(st.lists(st.sampled_from([0.0, 1.0, 2.0, -float("inf")]), min_size=1, max_size=600), st.data())
-def test_of_equally_probable_tokens_the_first_ones_are_taken(row: list[float], data: st.DataObject):
-    if not kernels.available():
-        pytest.skip("no C++ compiler here")
-    logits = torch.tensor([[3.0, *row]])
-    top_k = data.draw(st.integers(1, logits.shape[1]))
-    tokens, probabilities = kernels.most_probable(logits, top_k)
-    order = logits.sort(descending=True, stable=True)
-    assert torch.equal(tokens, order.indices[:, :top_k])
-    assert torch.allclose(probabilities, logits.softmax(-1).gather(1, tokens), rtol=1e-5)
-
-
-def test_selection_survives_what_is_not_a_number(compiled: None):
-    logits = torch.full((1, 400), float("nan"))
-    tokens, _ = kernels.most_probable(logits, 300)
-    assert len(set(tokens[0].tolist())) == 300
-    assert 0 <= int(kernels.largest(logits)) < 400
-
-
-def test_the_most_probable_of_a_nearly_flat_row(compiled: None):
-    logits = torch.zeros(1, 60_000)
-    logits[0, ::7] = 1e-3 * torch.arange(len(logits[0, ::7]))
-    tokens, _ = kernels.most_probable(logits, 40)
-    assert torch.equal(tokens, logits.topk(40).indices)
-
-
-def test_the_first_of_equal_maxima_wins(way: str):
-    assert kernels.summarise(torch.tensor([[0.0, 2.0, 1.0, 2.0] * 20])).argmax.tolist() == [1]
+# The yardstick
 
 
 def test_the_yardstick_reads_every_number(way: str):

@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tah2.compute.keys import keys_at_depths
-from tah2.engine.mixing import Row, carried, gather, stopped
+from tah2.engine.kernels import Row, gather
+from tah2.engine.mixing import carried, stopped
 from tah2.engine.paged import PaddedAttention, paged_attention
 from tah2.engine.params import SamplingParams
 from tah2.engine.pool import PoolError, SlotAllocator
@@ -78,26 +79,29 @@ def test_the_allocator_notices_leaks_and_double_owners():
         allocator.take(1)
 
 
-@pytest.mark.parametrize("output", list(Output))
+@pytest.mark.parametrize("output", [Output.STOPPING_MIXTURE, Output.UNIFORM_MIXTURE])
 def test_stopping_at_any_depth_gives_the_definition_of_the_mixture(output: Output):
     torch.manual_seed(1)
     logits, chance = torch.randn(3, 2, 7), torch.rand(3, 2)
-    share, before = None, torch.zeros(2)
+    share: list[Row] | None = None
+    before = torch.zeros(2)
+
+    def own(depth: int) -> list[Row]:
+        return [Row(logits[depth - 1], 0), Row(logits[depth - 1], 1)]
+
     for depth in (1, 2, 3):
         gate = torch.logit(chance[depth - 1])
         stop = torch.nn.functional.logsigmoid(-gate)
         mixed = logits[0]
-        if depth > 1:
-            known = torch.zeros(2, 7) if share is None else share
-            mixed = stopped(output, logits[depth - 1], known, torch.tensor([depth, depth]), before)
-        share = carried(output, logits[depth - 1], share, before + stop)
+        if share is not None:
+            mixed = stopped(output, own(depth), share, torch.tensor([depth, depth]), before)
+        table = carried(output, own(depth), share, before + stop)
+        share = [Row(table, 0), Row(table, 1)]
         before = before + torch.nn.functional.logsigmoid(gate)
         survival = torch.cat([torch.ones(1, 2), chance[: depth - 1].cumprod(0)])
         weights = torch.cat([survival[:-1] * (1 - chance[: depth - 1]), survival[-1:]])
         if output is Output.UNIFORM_MIXTURE:
             weights = torch.full((depth, 2), 1 / depth)
-        if output is Output.LAST:
-            weights = torch.tensor([0.0] * (depth - 1) + [1.0])[:, None].expand(depth, 2)
         truth = (weights[:, :, None] * logits[:depth].softmax(-1)).sum(0)
         torch.testing.assert_close(mixed.softmax(-1), truth)
 

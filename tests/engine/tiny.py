@@ -43,6 +43,10 @@ LOOPS = {
     "uniform-gated": LoopConfig("tah2", max_depth=3, output="uniform-mixture"),
 }
 KINDS = tuple(LOOPS)
+LOOPS |= {
+    f"huginn-{prelude}-{coda}": LoopConfig("huginn", max_depth=3, prelude_layers=prelude, coda_layers=coda)
+    for prelude, coda in ((0, 0), (1, 0), (0, 1))
+}
 
 
 def spread(decoder: LoopedDecoder) -> None:

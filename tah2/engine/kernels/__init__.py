@@ -11,31 +11,35 @@ from tah2.engine.kernels.block import PackedBlock, PackedBlocks, Step
 from tah2.engine.kernels.build import available
 from tah2.engine.kernels.linear import STORAGES, PackedLinear, Storage, pack_linear, packed_swiglu, stored
 from tah2.engine.kernels.memory import huge_empty
+from tah2.engine.kernels.mixture import Row, gather, mix, reference_mix
 from tah2.engine.kernels.norm import reference_rms_norm, rms_norm
-from tah2.engine.kernels.summary import Summary, largest, most_probable, reference_summarise, summarise
+from tah2.engine.kernels.part import PackedPart
+from tah2.engine.kernels.summary import largest, most_probable
 
 __all__ = [
     "STORAGES",
     "PackedBlock",
     "PackedBlocks",
     "PackedLinear",
+    "PackedPart",
     "Reader",
+    "Row",
     "Step",
     "Storage",
-    "Summary",
     "Visible",
     "attend",
     "available",
+    "gather",
     "huge_empty",
     "largest",
+    "mix",
     "most_probable",
     "pack_linear",
     "packed_swiglu",
     "paged_attention",
     "reference_attend",
+    "reference_mix",
     "reference_rms_norm",
-    "reference_summarise",
     "rms_norm",
     "stored",
-    "summarise",
 ]

@@ -1,11 +1,9 @@
 """What sampling and the decider need to know of a row of logits, in few readings.
 
-`largest` and `most_probable` serve every engine, so they use the kernels only where packed weights have loaded them.
+They serve every engine, so they use the kernels only where packed weights have loaded them.
 """
 
 from __future__ import annotations
-
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,41 +12,25 @@ from tah2.engine.kernels import build
 from tah2.model.scoring import most_probable as stock_most_probable
 
 
-class Summary(NamedTuple):
-    """Per row `[n]`: the largest logit, where it is (first of equals), and log sum exp."""
+def largest(logits: Tensor, chosen: Tensor | None = None) -> Tensor:
+    """Where the largest of each row of logits `[n, V]` is (the first of equals), long `[m]`.
 
-    maximum: Tensor
-    argmax: Tensor
-    logsumexp: Tensor
-
-
-def summarise(logits: Tensor) -> Summary:
-    """logits `[n, V]` -> maximum, argmax and logsumexp of each row."""
-    library = build.library()
-    if library is None or not _readable(logits):
-        return reference_summarise(logits)
-    rows, width = logits.shape
-    result = Summary(torch.empty(rows), torch.empty(rows, dtype=torch.int64), torch.empty(rows))
-    pointers = [field.data_ptr() for field in result]
-    library.tah2_summary(logits.data_ptr(), logits.stride(0), rows, width, *pointers, torch.get_num_threads())
-    return result
-
-
-def reference_summarise(logits: Tensor) -> Summary:
-    """The plain twin."""
-    maximum, argmax = logits.max(dim=-1)
-    return Summary(maximum, argmax, logits.logsumexp(dim=-1))
-
-
-def largest(logits: Tensor) -> Tensor:
-    """fp32 logits `[n, V]` -> where the largest of each row is (the first of equals), long `[n]`."""
+    `chosen` (long `[m]`) names the rows, by default all.
+    """
     library = build.loaded()
     if library is None or not _readable(logits):
-        return logits.argmax(-1)
-    rows, width = logits.shape
-    index = torch.empty(rows, dtype=torch.int64)
-    threads = torch.get_num_threads()
-    library.tah2_summary(logits.data_ptr(), logits.stride(0), rows, width, None, index.data_ptr(), None, threads)
+        return (logits if chosen is None else logits[chosen]).argmax(-1)
+    chosen = _rows(logits, chosen)
+    index = torch.empty(len(chosen), dtype=torch.int64)
+    library.tah2_largest(
+        logits.data_ptr(),
+        logits.stride(0),
+        chosen.data_ptr(),
+        len(chosen),
+        logits.shape[1],
+        index.data_ptr(),
+        torch.get_num_threads(),
+    )
     return index
 
 
@@ -60,7 +42,7 @@ def most_probable(logits: Tensor, top_k: int, chosen: Tensor | None = None) -> t
     library = build.loaded()
     if library is None or not _readable(logits):
         return stock_most_probable(logits if chosen is None else logits[chosen], top_k)
-    chosen = torch.arange(len(logits)) if chosen is None else chosen.contiguous()
+    chosen = _rows(logits, chosen)
     tokens, probabilities = torch.empty((len(chosen), top_k), dtype=torch.int64), torch.empty((len(chosen), top_k))
     library.tah2_most_probable(
         logits.data_ptr(),
@@ -74,6 +56,10 @@ def most_probable(logits: Tensor, top_k: int, chosen: Tensor | None = None) -> t
         torch.get_num_threads(),
     )
     return tokens, probabilities
+
+
+def _rows(logits: Tensor, chosen: Tensor | None) -> Tensor:
+    return torch.arange(len(logits)) if chosen is None else chosen.contiguous()
 
 
 def _readable(logits: Tensor) -> bool:

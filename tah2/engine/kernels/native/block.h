@@ -3,18 +3,18 @@
 #include "attention.h"
 #include "linear.h"
 
-INLINE float sum_of_squares(const float* x, int64_t width) {
+INLINE float dot(const float* x, const float* y, int64_t width) {
     Vec total = {};
     int64_t i = 0;
-    for (; i + WIDTH <= width; i += WIDTH) total += load(x + i) * load(x + i);
+    for (; i + WIDTH <= width; i += WIDTH) total += load(x + i) * load(y + i);
     float rest = 0;
-    for (; i < width; i++) rest += x[i] * x[i];
+    for (; i < width; i++) rest += x[i] * y[i];
     return sum(total) + rest;
 }
 
 // One row: x / rms(x) * weight.
 INLINE void normalise(const float* x, const float* weight, int64_t width, float eps, float* out) {
-    const float scale = 1.0f / std::sqrt(sum_of_squares(x, width) / width + eps);
+    const float scale = 1.0f / std::sqrt(dot(x, x, width) / width + eps);
     for (int64_t i = 0; i < width; i++) out[i] = x[i] * scale * weight[i];
 }
 

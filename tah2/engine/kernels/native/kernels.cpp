@@ -1,7 +1,7 @@
 // The C interface: plain pointers and sizes, no state but scratch memory.
 #include "bandwidth.h"
-#include "block.h"
-#include "summary.h"
+#include "mixing.h"
+#include "part.h"
 
 struct PoolView {  // bf16 or fp32
     void *key, *value;
@@ -56,9 +56,17 @@ void tah2_most_probable(const float* logits, int64_t stride, const int64_t* chos
     most_probable_rows(logits, stride, chosen, rows, width, k, probability, token, (int)threads);
 }
 
-void tah2_summary(const float* logits, int64_t stride, int64_t rows, int64_t width, float* maximum, int64_t* index,
-                  float* logsumexp, int64_t threads) {
-    summarise_rows(logits, stride, rows, width, {maximum, index, logsumexp}, (int)threads);
+void tah2_largest(const float* logits, int64_t stride, const int64_t* chosen, int64_t rows, int64_t width,
+                  int64_t* index, int64_t threads) {
+    largest_rows(logits, stride, chosen, rows, width, index, (int)threads);
+}
+
+void tah2_mix(const Mixture* mixture, int64_t rows, int64_t width, float* out, int64_t threads) {
+    mix_rows(*mixture, rows, width, out, (int)threads);
+}
+
+void tah2_part_step(const Part* part, const Inputs* inputs, int64_t rows, float* out, int64_t threads) {
+    part_step(*part, *inputs, rows, out, (int)threads);
 }
 
 float tah2_read(const float* from, int64_t count, int64_t threads) { return read_all(from, count, (int)threads); }

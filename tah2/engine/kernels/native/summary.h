@@ -1,54 +1,68 @@
-// What sampling and the decider need to know of a row of logits: its maximum, where that is, log sum exp, and the
-// most probable tokens.
+// What sampling and the decider need to know of a row of logits: where its maximum is, and the most probable tokens.
 #pragma once
-#include <functional>
+#include <utility>
 
 #include "vector.h"
 
-struct Summary {
-    float* maximum;
-    int64_t* index;  // the first of equal maxima
-    float* logsumexp;  // null: only the index is wanted
+constexpr int64_t SPAN = 16, BLOCK = SPAN * WIDTH;
+
+// A row in blocks of BLOCK numbers; what the last one lacks is -inf.
+struct Blocks {
+    Blocks(const float* row, int64_t width) : row(row), whole(width / BLOCK), count((width + BLOCK - 1) / BLOCK) {
+        std::fill(rest, rest + BLOCK, -INFINITY);
+        std::copy(row + whole * BLOCK, row + width, rest);
+    }
+    const float* operator[](int64_t block) const { return block < whole ? row + block * BLOCK : rest; }
+
+    const float* row;
+    int64_t whole, count;
+    alignas(64) float rest[BLOCK];
 };
 
-INLINE float maximum_of(const float* row, int64_t width) {
+// The largest of each lane of a block; what is not a number is passed over.
+INLINE Vec tops_of(const float* block) {
     Vec top = splat(-INFINITY);
-    int64_t d = 0;
-    for (; d + WIDTH <= width; d += WIDTH) {
-        const Vec v = load(row + d);
-        top = v > top ? v : top;
+    for (int64_t v = 0; v < SPAN; v++) {
+        const Vec next = load(block + v * WIDTH);
+        top = next > top ? next : top;
     }
+    return top;
+}
+
+// The sum of e^(x - maximum) over blocks that come one after the other.
+struct Exponentials {
     float maximum = -INFINITY;
-    for (int p = 0; p < WIDTH; p++) maximum = std::max(maximum, top[p]);
-    for (; d < width; d++) maximum = std::max(maximum, row[d]);
-    return maximum;
+    Vec parts = {};
+
+    INLINE void add(const float* block, float peak) {
+        if (peak > maximum) {
+            parts *= std::exp(maximum - peak);
+            maximum = peak;
+        }
+        if (maximum == -INFINITY) return;
+        for (int64_t v = 0; v < SPAN; v++) parts += exponential(load(block + v * WIDTH) - maximum);
+    }
+    INLINE float total() const { return sum(parts); }
+};
+
+// Where the largest of a row is; the first of equals.
+INLINE int64_t largest(const float* row, int64_t width) {
+    const Blocks blocks(row, width);
+    float maximum = -INFINITY;
+    int64_t where = 0;
+    for (int64_t b = 0; b < blocks.count; b++) {
+        const float peak = largest_of(tops_of(blocks[b]));
+        if (peak > maximum) maximum = peak, where = b;
+    }
+    const int64_t lane = std::find(blocks[where], blocks[where] + BLOCK, maximum) - blocks[where];
+    return lane < BLOCK ? where * BLOCK + lane : 0;
 }
 
-INLINE float sum_of_exponentials(const float* row, int64_t width, float maximum) {
-    Vec total = {};
-    float rest = 0;
-    int64_t d = 0;
-    for (; d + WIDTH <= width; d += WIDTH) total += exponential(load(row + d) - maximum);
-    for (; d < width; d++) rest += std::exp(row[d] - maximum);
-    return sum(total) + rest;
-}
-
-INLINE int64_t first_of(const float* row, int64_t width, float value) {
-    const int64_t at = std::find(row, row + width, value) - row;
-    return at < width ? at : 0;
-}
-
-INLINE void summarise(const float* row, int64_t width, int64_t i, const Summary& summary) {
-    const float maximum = maximum_of(row, width);
-    summary.index[i] = first_of(row, width, maximum);
-    if (!summary.logsumexp) return;
-    summary.maximum[i] = maximum;
-    summary.logsumexp[i] = maximum + std::log(sum_of_exponentials(row, width, maximum));
-}
-
-INLINE void summarise_rows(const float* logits, int64_t stride, int64_t rows, int64_t width, const Summary& summary, int threads) {
+// Of the rows that `chosen` names.
+INLINE void largest_rows(const float* logits, int64_t stride, const int64_t* chosen, int64_t rows, int64_t width,
+                         int64_t* index, int threads) {
 #pragma omp parallel for num_threads(threads) if (threads > 1 && rows > 1)
-    for (int64_t i = 0; i < rows; i++) summarise(logits + i * stride, width, i, summary);
+    for (int64_t i = 0; i < rows; i++) index[i] = largest(logits + chosen[i] * stride, width);
 }
 
 // A number that falls as x grows; the largest of all where x is not a number.
@@ -72,60 +86,60 @@ INLINE float bound_of(const std::vector<float>& values, int64_t k, float maximum
     return bin >= BINS - 1 ? -INFINITY : maximum - (bin + 2) / PER_UNIT;
 }
 
-// Sorts numbers whose lower half is below 2^22 (a token), ascending: five passes over their digits of 11 bits.
-INLINE void sort_words(std::vector<uint64_t>& words, std::vector<uint64_t>& spare) {
-    constexpr int BITS = 11, DIGITS = 1 << BITS;
-    spare.resize(words.size());
-    for (const int shift : {0, 11, 32, 43, 54}) {
-        uint32_t place[DIGITS] = {};
-        for (const uint64_t word : words) place[(word >> shift) & (DIGITS - 1)]++;
-        uint32_t next = 0;
-        for (uint32_t& here : place) next += std::exchange(here, next);
-        for (const uint64_t word : words) spare[place[(word >> shift) & (DIGITS - 1)]++] = word;
+// Sorts numbers by their upper half, ascending, and leaves equals as they stand.
+INLINE void sort_words(std::vector<uint64_t>& words, std::vector<uint64_t>& spare, int64_t count) {
+    constexpr int BYTES = 4, VALUES = 256;
+    uint32_t places[BYTES][VALUES] = {};
+    for (int64_t i = 0; i < count; i++)
+        for (int byte = 0; byte < BYTES; byte++) places[byte][words[i] >> (32 + 8 * byte) & 255]++;
+    for (int byte = 0; byte < BYTES; byte++) {
+        uint32_t* place = places[byte];
+        const int shift = 32 + 8 * byte;
+        if (place[words[0] >> shift & 255] == count) continue;
+        for (uint32_t next = 0, value = 0; value < VALUES; value++) next += std::exchange(place[value], next);
+        for (int64_t i = 0; i < count; i++) spare[place[words[i] >> shift & 255]++] = words[i];
         words.swap(spare);
     }
 }
 
-// The k most probable tokens of a row, descending, the first of equals first. Logits are put into groups, whose maxima
-// are found in passing; a bound that k of the maxima reach is one that at least k logits reach and few others do.
+// The k most probable tokens of a row, descending, the first of equals first. The maxima of groups (a lane of a block)
+// are found in passing; a bound that k of them reach is one that at least k logits reach and few others do.
 INLINE void most_probable(const float* row, int64_t width, int64_t k, float* probability, int64_t* token) {
-    constexpr int64_t SPAN = 16, BLOCK = SPAN * WIDTH;  // group: lane l of the SPAN vectors of one block
-    static thread_local std::vector<float> maxima;
+    static thread_local std::vector<float> tops;
     static thread_local std::vector<uint64_t> found, spare;  // order of the logit, then its token, as one number
-    maxima.assign((width + BLOCK - 1) / BLOCK * WIDTH, -INFINITY);
-    float maximum = -INFINITY;
-    int64_t d = 0;
-    for (; d + BLOCK <= width; d += BLOCK) {
-        Vec top = load(row + d);
-        for (int64_t v = 1; v < SPAN; v++) {
-            const Vec next = load(row + d + v * WIDTH);
-            top = next > top ? next : top;
-        }
-        store(maxima.data() + d / SPAN, top);
+    const Blocks blocks(row, width);
+    Exponentials sum;
+    tops.resize(blocks.count * WIDTH);
+    for (int64_t b = 0; b < blocks.count; b++) {
+        const Vec top = tops_of(blocks[b]);
+        store(tops.data() + b * WIDTH, top);
+        sum.add(blocks[b], largest_of(top));
     }
-    for (; d < width; d++) {
-        float& top = maxima[d / BLOCK * WIDTH + d % WIDTH];
-        top = std::max(top, row[d]);
+    const float bound = bound_of(tops, k, sum.maximum);
+    if ((int64_t)found.size() < width) found.resize(width), spare.resize(width);
+    int64_t count = 0;
+    for (int64_t b = 0; b < blocks.count; b++) {
+        if (!reaching(tops.data() + b * WIDTH, bound)) continue;
+        for (int64_t v = 0; v < SPAN; v++)
+            for (uint32_t lanes = reaching(blocks[b] + v * WIDTH, bound); lanes; lanes &= lanes - 1) {
+                const int64_t at = v * WIDTH + __builtin_ctz(lanes), id = b * BLOCK + at;
+                if (id < width) found[count++] = (uint64_t)descending(blocks[b][at]) << 32 | (uint32_t)id;
+            }
     }
-    for (const float top : maxima) maximum = std::max(maximum, top);
-    const float bound = bound_of(maxima, k, maximum);
-    found.clear();
-    for (int64_t first = 0; first < width; first += BLOCK)
-        for (int64_t lane = 0; lane < WIDTH; lane++) {
-            if (maxima[first / SPAN + lane] < bound) continue;
-            for (int64_t i = first + lane, v = 0; v < SPAN && i < width; v++, i += WIDTH)
-                if (!(row[i] < bound)) found.push_back((uint64_t)descending(row[i]) << 32 | (uint32_t)i);
-        }
-    if ((int64_t)found.size() > 4 * k) {  // the bound is loose where rows are flat
-        std::nth_element(found.begin(), found.begin() + k - 1, found.end());
-        found.resize(k);
+    if (count > 4 * k) {  // the bound is loose where rows are flat
+        std::nth_element(found.begin(), found.begin() + k - 1, found.begin() + count);
+        std::sort(found.begin(), found.begin() + k);
+    } else {
+        sort_words(found, spare, count);
     }
-    sort_words(found, spare);
-    const float total = sum_of_exponentials(row, width, maximum);
     for (int64_t i = 0; i < k; i++) {
         token[i] = (uint32_t)found[i];
-        probability[i] = std::exp(row[token[i]] - maximum) / total;
+        probability[i] = row[token[i]];
     }
+    const float scale = 1 / sum.total();
+    int64_t i = 0;
+    for (; i + WIDTH <= k; i += WIDTH) store(probability + i, exponential(load(probability + i) - sum.maximum) * scale);
+    for (; i < k; i++) probability[i] = std::exp(probability[i] - sum.maximum) * scale;
 }
 
 // Of the rows that `chosen` names.

@@ -70,6 +70,29 @@ INLINE float sum(Vec v) {
 #endif
 }
 
+INLINE float largest_of(Vec v) {
+#if defined(__AVX512F__)
+    return _mm512_reduce_max_ps((__m512)v);
+#else
+    float largest = v[0];
+    for (int i = 1; i < WIDTH; i++) largest = std::max(largest, v[i]);
+    return largest;
+#endif
+}
+
+// Bit i: p[i] is not below the bound.
+INLINE uint32_t reaching(const float* p, float bound) {
+#if defined(__AVX512F__)
+    return _mm512_cmp_ps_mask(_mm512_loadu_ps(p), _mm512_set1_ps(bound), _CMP_NLT_UQ);
+#elif defined(__AVX__)
+    return _mm256_movemask_ps(_mm256_cmp_ps(_mm256_loadu_ps(p), _mm256_set1_ps(bound), _CMP_NLT_UQ));
+#else
+    uint32_t lanes = 0;
+    for (int i = 0; i < WIDTH; i++) lanes |= (uint32_t) !(p[i] < bound) << i;
+    return lanes;
+#endif
+}
+
 // One number, from each way of storing it; the loops' tails use it.
 INLINE float load_one(const float* p) { return *p; }
 INLINE float load_one(const uint16_t* p) { return bits<float>((uint32_t)*p << 16); }
