@@ -19,6 +19,9 @@ from tah2.server.patience import patient
 from tah2.server.service import Service
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
+KEEP_ALIVE_SECONDS = 120
+"""An idle connection is kept for longer than clients and proxies keep theirs in a pool (aiohttp 15, Go 90): else they
+would send requests into connections that are being closed."""
 
 
 def run(
@@ -34,7 +37,14 @@ def run(
 
 def serve_app(app: FastAPI, config: ServerConfig, say: Callable[[str], None] = lambda line: None) -> int:
     """Serve `app` on the configured address; a port that is taken is known before the model is loaded."""
-    settings = uvicorn.Config(
+    settings = settings_for(app, config)
+    with _listener(config) as listener, asyncio.Runner(loop_factory=settings.get_loop_factory()) as runner:
+        runner.run(_serve(app, settings, listener, say))
+    return 0
+
+
+def settings_for(app: FastAPI, config: ServerConfig) -> uvicorn.Config:
+    return uvicorn.Config(
         app,
         http=patient(),
         ws="none",
@@ -42,11 +52,9 @@ def serve_app(app: FastAPI, config: ServerConfig, say: Callable[[str], None] = l
         log_config=None,
         access_log=False,
         server_header=False,
+        timeout_keep_alive=KEEP_ALIVE_SECONDS,
         timeout_graceful_shutdown=max(1, round(config.drain_timeout)),
     )
-    with _listener(config) as listener, asyncio.Runner(loop_factory=settings.get_loop_factory()) as runner:
-        runner.run(_serve(app, settings, listener, say))
-    return 0
 
 
 async def _serve(app: FastAPI, settings: uvicorn.Config, listener: socket.socket, say: Callable[[str], None]) -> None:

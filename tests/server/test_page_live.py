@@ -346,3 +346,14 @@ def test_models_without_a_chat_template_continue_the_text(page: Browser):
     assert {token["depth"] for token in written} <= {1, 2}
     assert all(len(token["perDepth"]) == token["depth"] for token in written)
     assert all(len(token["top"]) >= 5 for token in written)
+
+
+def test_text_that_was_held_back_is_shown_but_is_no_token_of_its_own(page: Browser):
+    counted = page.evaluate("""(async () => {
+        const { newsOf } = await import("/static/wire.js");
+        const said = (delta, more) => newsOf({ choices: [{ delta, ...more }] }).tokens;
+        const thought = said({ reasoning_content: "hm" });
+        const answer = said({ content: "Yes" }, { depths: [1, 2] });
+        return [...thought, ...answer].map(({ text, reasoning, counted }) => [text, reasoning, counted]);
+    })()""")
+    assert counted == [["hm", True, False], ["", False, True], ["Yes", False, True]]

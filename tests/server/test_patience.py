@@ -12,9 +12,12 @@ from threading import Thread
 import httpx
 import pytest
 import uvicorn
+from fastapi import FastAPI
 from starlette.types import Receive, Scope, Send
 
+from tah2.server.config import ServerConfig
 from tah2.server.patience import patient
+from tah2.server.run import settings_for
 
 
 async def app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -65,6 +68,11 @@ def closed_after(port: int, first: bytes, drip: bytes = b"", patience: float = 2
         except (ConnectionResetError, BrokenPipeError):
             return time.monotonic() - started
     raise AssertionError("The connection stayed open.")
+
+
+def test_idle_connections_outlive_those_in_the_pools_of_clients():
+    """aiohttp keeps them for 15 seconds, proxies in Go for 90; who closes first decides whether requests get lost."""
+    assert settings_for(FastAPI(), ServerConfig()).timeout_keep_alive > 90
 
 
 HEAD = b"GET / HTTP/1.1\r\nHost: a\r\n"

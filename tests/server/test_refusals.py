@@ -23,6 +23,8 @@ USER = [{"role": "user", "content": "Hi"}]
         ("bad_words", ["no"]),
         ("logits_processors", ["x"]),
         ("length_penalty", 2.0),
+        ("prompt_embeds", "AAAA"),
+        ("thinking_token_budget", 100),
     ],
 )
 def test_known_fields_that_are_not_supported_are_named(server: ServerProcess, field: str, value: Any):
