@@ -115,8 +115,10 @@ def calls_of(message: Message) -> tuple[Call, ...] | None:
         return None
 
 
-def _call(raw: Mapping[str, Any]) -> Call:
-    function = raw.get("function", raw)
+def _call(raw: Any) -> Call:
+    function = raw.get("function", raw) if isinstance(raw, Mapping) else None
+    if not isinstance(function, Mapping):
+        raise TypeError("a call is an object")
     arguments = function.get("arguments") or {}
     arguments = json.loads(arguments) if isinstance(arguments, str) else arguments
     if not isinstance(arguments, dict) or not isinstance(function["name"], str):

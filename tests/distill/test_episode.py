@@ -124,6 +124,9 @@ def test_recorded_tool_use_may_be_kept_or_dropped_instead(tmp_path: Path):
         ('<tool_call>{"name": "look", "arguments": [1]}</tool_call>', None),
         ('<tool_call>{"arguments": {}}</tool_call>', None),
         ("<tool_call>look(1)</tool_call>", None),
+        ('<tool_call>[{"name": "look", "arguments": {}}]</tool_call>', None),
+        ('<tool_call>"look"</tool_call>', None),
+        ('<tool_call>{"function": "look", "arguments": {}}</tool_call>', None),
         (written(x=1) + "<tool_call>{", None),
     ],
 )
