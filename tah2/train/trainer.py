@@ -25,6 +25,7 @@ from tah2.data.order import mixed_hash
 from tah2.data.packing import PackedBatch
 from tah2.model.folder import MARKER as MODEL_MARKER
 from tah2.model.loop import LoopedDecoder, LoopSettings
+from tah2.model.store import LoopStore
 from tah2.train.callbacks import Callback, RunInfo, make_callbacks
 from tah2.train.callbacks.base import Callbacks, Level
 from tah2.train.config import TAGS, TrainConfig
@@ -160,9 +161,11 @@ class Trainer:
             batch = batch.to(self.world.device)
             with gathered(self.decoder):
                 outcome = self.scheme(self.decoder, batch, self._context(step, batch, number))
+                outcome.run.store = LoopStore()  # no pass reads its keys and values any more
                 outcome.total.backward()
             total += outcome.total.detach().double()
             self._observe(here, outcome, batch, step.supervised_tokens)
+            del outcome  # not to be held beside the next one
         loss = float(self.world.sum_tensor(total))
         if not math.isfinite(loss):
             self._refuse("loss", loss, here)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from tah2.data.packing import IGNORE, PackedBatch
 from tah2.model.loop import LoopedDecoder, LoopRun, LoopSettings
+from tah2.model.store import LoopStore
 from tah2.model.weights import LOG_WEIGHTS
 from tah2.objective.head import read_head
 from tah2.objective.mixture import mixture_logprob
@@ -91,6 +92,7 @@ def _measure(decoder: LoopedDecoder, batch: PackedBatch, settings: LoopSettings)
         settings = replace(settings, run_all=batch.targets == IGNORE)
     reader = TargetReader(decoder.head_weight, batch.targets, not decoder.kind.loops_middle)
     run = decoder(tokens_of(batch), reader, settings)
+    run.store = LoopStore()  # its keys and values are not to be held beside those of the next batch
     if run.passes[0].reading is None:
         return run, read_head(run.final_state, decoder.head_weight, batch.targets).target_logprob
     executed = [current.index for current in run.passes]

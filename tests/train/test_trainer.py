@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -266,3 +267,38 @@ def test_the_recipe_of_these_tests_uses_several_micro_batches(finished: Trainer)
     assert RECIPE["batch"]["samples"] == 4
     step = next(iter(finished.data.steps(finished.config.batch)))
     assert len(step.micro_batches) > 1
+
+
+class Watched:
+    """A scheme whose outcomes are watched: what of them is still in memory, and when."""
+
+    def __init__(self, scheme: Any) -> None:
+        self.scheme, self.outcomes, self.alive = scheme, [], {"before": [], "in backward": []}
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.scheme, name)
+
+    def __call__(self, *arguments: Any) -> Any:
+        self.alive["before"].append(sum(earlier() is not None for earlier in self.outcomes))
+        outcome = self.scheme(*arguments)
+        keys = [weakref.ref(key) for key in outcome.run.store.looped.keys[-1]]
+        self.outcomes.append(weakref.ref(outcome))
+
+        def begins(gradient: torch.Tensor) -> None:
+            self.alive["in backward"].append(sum(key() is not None for key in keys))
+
+        outcome.total.register_hook(begins)
+        return outcome
+
+
+@pytest.mark.parametrize("change", [{}, PLAIN], ids=["tah2", "standard"])
+def test_a_micro_batch_is_forgotten_before_the_next_and_recomputed_keys_before_backward(
+    tmp_path: Path, change: dict[str, Any]
+):
+    trainer = Trainer(config(tmp_path, {"system": {"activation_checkpointing": True}}, change), World())
+    watched = trainer.scheme = Watched(trainer.scheme)  # type: ignore[assignment]
+    step = next(iter(trainer.data.steps(trainer.config.batch)))
+    trainer.step(step, trainer.new_window())
+    nothing = [0] * len(step.micro_batches)
+    assert len(nothing) > 1
+    assert watched.alive == {"before": nothing, "in backward": nothing}
