@@ -229,18 +229,21 @@ class Stream:
         self.places: dict[str, int] = {}
         self.left = samples
         """Samples that have not ended."""
+        self.bell = asyncio.Event()
+        """Rings when there is news; several streams may share one."""
         self._inbox: deque[Delta | Accepted | Exception] = deque()
-        self._bell = asyncio.Event()
 
     def put(self, news: Delta | Accepted | Exception) -> None:
         self._inbox.append(news)
-        self._bell.set()
+        self.bell.set()
 
     async def accepted(self, count: int) -> None:
         """Wait until the engine has taken all `count` requests."""
         early: list[Delta | Accepted | Exception] = []
         while count:
-            news = await self._next()
+            while not self._inbox:
+                await rung(self.bell)
+            news = self._inbox.popleft()
             if isinstance(news, Exception):
                 raise news
             if isinstance(news, Accepted):
@@ -249,13 +252,11 @@ class Stream:
                 early.append(news)
         self._inbox.extendleft(reversed(early))
 
-    def __aiter__(self) -> Stream:
-        return self
-
-    async def __anext__(self) -> tuple[int, Delta]:
-        if not self.left:
-            raise StopAsyncIteration
-        news = await self._next()
+    def take(self) -> tuple[int, Delta] | None:
+        """The next news, if there is any now; what happens to the worker after the last one is nobody's concern."""
+        if not self.left or not self._inbox:
+            return None
+        news = self._inbox.popleft()
         if isinstance(news, Exception):
             self.left = 0
             raise news
@@ -263,12 +264,22 @@ class Stream:
         self.left -= news.ending is not None
         return self.places[news.id], news
 
+    def __aiter__(self) -> Stream:
+        return self
+
+    async def __anext__(self) -> tuple[int, Delta]:
+        while self.left:
+            if (news := self.take()) is not None:
+                return news
+            await rung(self.bell)
+        raise StopAsyncIteration
+
     def close(self) -> None:
         """Abort what still runs; harmless at the end."""
         self.engine.forget(self)
 
-    async def _next(self) -> Delta | Accepted | Exception:
-        while not self._inbox:
-            self._bell.clear()
-            await self._bell.wait()
-        return self._inbox.popleft()
+
+async def rung(bell: asyncio.Event) -> None:
+    """Wait for the next ring; what rang before has been looked at."""
+    bell.clear()
+    await bell.wait()

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from tah2.config.strict import ConfigError
-from tah2.server.async_engine import Ask, AsyncEngine, NotReady, Stream
+from tah2.server.async_engine import Ask, AsyncEngine, NotReady, Stream, rung
 from tah2.server.config import WorkerConfig
 from tah2.server.messages import Counters, Delta, ModelFacts
 from tah2.server.routing import Router, RoutingConfig
@@ -115,38 +115,24 @@ class Merged:
 
     def __init__(self) -> None:
         self._parts: list[tuple[Stream, list[int]]] = []
-        self._waiting: dict[asyncio.Task[tuple[int, Delta]], tuple[Stream, list[int]]] = {}
+        self._bell = asyncio.Event()
 
     def add(self, stream: Stream, places: list[int]) -> None:
+        stream.bell = self._bell
         self._parts.append((stream, places))
-        self._listen(stream, places)
 
     def __aiter__(self) -> Merged:
         return self
 
     async def __anext__(self) -> tuple[int, Delta]:
-        while self._waiting:
-            done, _ = await asyncio.wait(self._waiting, return_when=asyncio.FIRST_COMPLETED)
-            task = done.pop()
-            stream, places = self._waiting.pop(task)
-            try:
-                place, delta = task.result()
-            except StopAsyncIteration:
-                continue
-            self._listen(stream, places)
-            return places[place], delta
+        while any(stream.left for stream, _ in self._parts):
+            for stream, places in self._parts:
+                if (news := stream.take()) is not None:
+                    return places[news[0]], news[1]
+            await rung(self._bell)
         raise StopAsyncIteration
 
     def close(self) -> None:
         """Abort what still runs; harmless at the end."""
-        for task in self._waiting:
-            task.cancel()
         for stream, _ in self._parts:
             stream.close()
-
-    def _listen(self, stream: Stream, places: list[int]) -> None:
-        self._waiting[asyncio.ensure_future(_next(stream))] = (stream, places)
-
-
-async def _next(stream: Stream) -> tuple[int, Delta]:
-    return await anext(stream)

@@ -14,13 +14,15 @@ import pytest
 from tah2.config.strict import ConfigError
 from tah2.engine.llm import LLM
 from tah2.engine.params import SamplingParams
-from tah2.server.async_engine import Ask, NotReady, Refusal, WorkerDied, generate
+from tah2.server.async_engine import Ask, AsyncEngine, NotReady, Refusal, Stream, WorkerDied, generate
 from tah2.server.config import WorkerConfig
-from tah2.server.messages import Delta
+from tah2.server.messages import Delta, Ending
 from tah2.server.replicas import Merged, Replicas
 from tah2.server.routing import Router, RoutingConfig
 
 SMALL = RoutingConfig(block=4, slack=1, memory=64)
+LONG = 400
+"""Tokens of an answer that is still being written when a replica is killed."""
 
 
 def test_equal_loads_take_turns():
@@ -160,6 +162,26 @@ def test_prompts_of_one_request_are_spread_and_keep_their_places(replicas: Repli
     assert replicas.in_flight == 0
 
 
+def test_a_replica_that_dies_after_its_share_is_done_does_no_harm():
+    ending = Ending("stop", None, None, 0, 0, 0.0, 0, 0)
+
+    async def scene() -> list[tuple[int, str]]:
+        merged, parts = Merged(), [Stream(AsyncEngine(WorkerConfig("nowhere")), None, 1) for _ in range(2)]  # type: ignore[arg-type]
+        for name, part in zip("ab", parts, strict=True):
+            part.places[name] = 0
+        merged.add(parts[0], [1])
+        merged.add(parts[1], [0])
+        parts[0].put(Delta("a", 0, "first", [1], [1], ending=ending))
+        told = [await anext(merged)]
+        parts[0].put(WorkerDied("It ended."))
+        asyncio.get_running_loop().call_later(0.01, parts[1].put, Delta("b", 0, "second", [1], [1], ending=ending))
+        async with asyncio.timeout(10):
+            told += [news async for news in merged]
+        return [(place, delta.text) for place, delta in told]
+
+    assert asyncio.run(scene()) == [(1, "first"), (0, "second")]
+
+
 def test_leaving_a_spread_request_ends_all_of_it(replicas: Replicas, loop: asyncio.Runner):
     params = SamplingParams(temperature=0.0, max_tokens=900, ignore_eos=True)
 
@@ -200,7 +222,7 @@ def test_a_conversation_stays_where_its_cache_is(replicas: Replicas, loop: async
 
 
 def test_a_dead_replica_fails_its_requests_and_the_other_goes_on(replicas: Replicas, loop: asyncio.Runner):
-    params = SamplingParams(temperature=0.0, max_tokens=800, ignore_eos=True)
+    params = SamplingParams(temperature=0.0, max_tokens=LONG, ignore_eos=True)
 
     async def scene() -> tuple[list[int | BaseException], list[int]]:
         tasks = [asyncio.create_task(answer(replicas, [at, at, at], params)) for at in (1, 2)]
@@ -219,7 +241,7 @@ def test_a_dead_replica_fails_its_requests_and_the_other_goes_on(replicas: Repli
     ends, during = loop.run(scene())
     assert sorted(type(end).__name__ for end in ends) == ["WorkerDied", "int"]
     assert next(str(end) for end in ends if isinstance(end, WorkerDied)).endswith("try again.")
-    assert 800 in ends
+    assert LONG in ends
     assert len(during) == 5
     assert replicas.restarts == 1
 
