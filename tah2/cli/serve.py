@@ -92,7 +92,7 @@ def configs(options: argparse.Namespace) -> tuple[WorkerConfig, ServerConfig]:
     if options.no_prefix_caching:
         engine["enable_prefix_caching"] = False
     build(EngineConfig, engine)  # says at once what is wrong
-    keys = [key for key in [*options.api_key, os.environ.get(KEY_VARIABLE, "")] if key]
+    keys = [*options.api_key, *filter(None, [os.environ.get(KEY_VARIABLE)])]  # an empty option is a mistake
     template = options.chat_template
     server = {
         "host": options.host,

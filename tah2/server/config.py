@@ -69,7 +69,7 @@ class ServerConfig:
     """Instead of the tokenizer's."""
 
     def __post_init__(self) -> None:
-        for name in ("max_queue", "max_logprobs"):
+        for name in ("max_queue", "max_logprobs", "drain_timeout"):
             if getattr(self, name) < 0:
                 raise ConfigError(f"{name} must not be negative, but is {getattr(self, name)}.")
         sizes, times = (

@@ -50,6 +50,8 @@ def test_every_option_is_a_field():
         ([".", "--port", "99999"], "port must lie between"),
         ([".", "--replicas", "0"], "--replicas must be at least 1"),
         ([".", "--request-timeout", "0"], "request_timeout must be positive"),
+        ([".", "--drain-timeout", "-1"], "drain_timeout must not be negative"),
+        ([".", "--api-key", ""], "An API key must not be empty"),
         ([".", "--chat-template", "absent.jinja"], "absent.jinja: no such file"),
     ],
 )
