@@ -9,11 +9,12 @@ from starlette.responses import Response
 
 from tah2.server.chat import Chat
 from tah2.server.completions import Completions
+from tah2.server.door import CLIENT_LEFT
 from tah2.server.protocol.answers import ChatCompletion, Completion
 from tah2.server.protocol.requests import ChatRequest, CompletionRequest
 from tah2.server.routes.schema import described
 from tah2.server.service import Run, service_of
-from tah2.server.transport import CLIENT_LEFT, EventStream, Gone, answer, note, read, unless_gone
+from tah2.server.transport import EventStream, Gone, answer, note, read, unless_gone
 
 router = APIRouter(prefix="/v1", tags=["inference"])
 
