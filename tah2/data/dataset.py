@@ -191,6 +191,7 @@ def _read_all(
     store = TokenStore.of(samples, origins)
     if path is not None:
         save_store(store, path, json.dumps(reader.report.to_dict()))
+        store, _ = load_store(path)
     return store, reader.report
 
 

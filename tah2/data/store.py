@@ -4,17 +4,25 @@ from __future__ import annotations
 
 import json
 import os
+import struct
 import tempfile
+import zipfile
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from tah2.config.strict import ConfigError
+
 Scalar = TypeVar("Scalar", bound=np.generic)
+
+STORED = {"ids", "mask", "starts", "source", "texts"}
+LENGTHS_IN_ZIP = 26
+"""Where the header before a zip file's member says how long its name and its extra field are, which follow."""
 
 
 @dataclass(frozen=True)
@@ -117,12 +125,37 @@ def save_store(store: TokenStore, path: Path, notes: str = "") -> None:
 
 
 def load_store(path: Path) -> tuple[TokenStore, str]:
-    """The store and the notes written with it."""
-    with np.load(path) as arrays:
-        notes, *names = json.loads(arrays["texts"].tobytes())
-        tags = arrays.get("tags")
-        store = TokenStore(arrays["ids"], arrays["mask"], arrays["starts"], tuple(names), arrays["source"], tags)
+    """The store and the notes written with it.
+
+    Its arrays stay in the file: nothing is read before it is used, and the processes of a machine share one copy.
+    """
+    try:
+        arrays = _mapped(path)
+    except zipfile.BadZipFile:
+        arrays = {}
+    if not arrays.keys() >= STORED:
+        raise ConfigError(f"{path} holds no tokenised documents, or is damaged: remove it, or name another file.")
+    notes, *names = json.loads(arrays["texts"].tobytes())
+    tags = arrays.get("tags")
+    store = TokenStore(arrays["ids"], arrays["mask"], arrays["starts"], tuple(names), arrays["source"], tags)
     return store, str(notes)
+
+
+def _mapped(path: Path) -> dict[str, NDArray[Any]]:
+    """The arrays of an .npz file as they lie there; those that are compressed are left out."""
+    found = {}
+    with zipfile.ZipFile(path) as archive, path.open("rb") as file:
+        for member in archive.infolist():
+            if member.compress_type != zipfile.ZIP_STORED:
+                continue
+            file.seek(member.header_offset + LENGTHS_IN_ZIP)
+            file.seek(sum(struct.unpack("<HH", file.read(4))), os.SEEK_CUR)
+            np.lib.format.read_magic(file)
+            shape, _, kind = np.lib.format.read_array_header_1_0(file)
+            empty = 0 in shape  # and so cannot be mapped
+            array = np.zeros(shape, kind) if empty else np.memmap(path, kind, "r", file.tell(), shape)
+            found[member.filename.removesuffix(".npy")] = np.asarray(array)
+    return found
 
 
 def _flat(parts: list[NDArray[Scalar]], kind: type[Scalar]) -> NDArray[Scalar]:

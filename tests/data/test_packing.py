@@ -1,9 +1,12 @@
+import os
+
 import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tah2.config.strict import ConfigError
 from tah2.data.balance import first_fit, plan_micro_batches, spread
 from tah2.data.packing import IGNORE, PackedBatch, pack, pack_plainly
 from tah2.data.store import Sample, TokenStore, load_store, save_store
@@ -100,7 +103,24 @@ def test_a_store_keeps_its_documents_and_counts(tmp_path):
     for name in ("ids", "mask", "starts", "source", "tags"):
         assert np.array_equal(getattr(loaded, name), getattr(store, name)), name
     assert loaded.names == store.names
+    assert isinstance(loaded.ids.base, np.memmap), "the tokens stay in the file"
     assert [path.name for path in (tmp_path / "a").iterdir()] == ["store.npz"]
+
+
+def test_what_is_no_store_is_said_in_one_sentence(tmp_path):
+    store = TokenStore.of(make([3, 4]))
+    save_store(store, tmp_path / "torn.npz")
+    os.truncate(tmp_path / "torn.npz", 200)
+    np.savez(tmp_path / "other.npz", weights=store.ids)
+    np.savez_compressed(tmp_path / "compressed.npz", ids=store.ids)
+    for name in ("torn", "other", "compressed"):
+        with pytest.raises(ConfigError, match=f"{name}.npz holds no tokenised documents"):
+            load_store(tmp_path / f"{name}.npz")
+
+
+def test_an_empty_store_survives(tmp_path):
+    save_store(TokenStore.of([]), tmp_path / "store.npz")
+    assert len(load_store(tmp_path / "store.npz")[0]) == 0
 
 
 def test_a_failed_write_leaves_nothing_behind(tmp_path, monkeypatch):
