@@ -13,6 +13,8 @@ from tah2.config.strict import build, merge
 from tah2.model.loop import LoopedDecoder
 from tah2.train.callbacks.jsonl import read_records
 from tah2.train.config import TrainConfig
+from tah2.train.parallel import World
+from tah2.train.trainer import Trainer
 
 SHAPE = {
     "model_type": "qwen3",
@@ -55,6 +57,20 @@ def recipe(out: Path, *changes: Mapping[str, Any]) -> dict[str, Any]:
 
 def config(out: Path, *changes: Mapping[str, Any]) -> TrainConfig:
     return build(TrainConfig, recipe(out, *changes))
+
+
+def run_one_step(config: TrainConfig) -> dict[str, Any]:
+    """The summary of a run that is asked to stop in its first step."""
+    with World.from_environment() as world:
+        trainer = Trainer(config, world)
+        step = trainer.step
+
+        def then_stop(*arguments: Any) -> None:
+            step(*arguments)
+            trainer.stop.asked = 0.0
+
+        trainer.step = then_stop  # type: ignore[method-assign]
+        return trainer.run()
 
 
 def records(out: Path, kind: str) -> list[dict[str, Any]]:

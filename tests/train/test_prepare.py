@@ -22,7 +22,7 @@ from tah2.train.parallel import World
 from tah2.train.prepare import main_first, open_model, split_documents, start_tokens
 from tah2.train.trainer import Trainer, train
 from tests.data.conftest import chat, tokenizer, write_lines
-from tests.train.runs import RECIPE, SHAPE, config, curve, records, weights
+from tests.train.runs import RECIPE, SHAPE, config, curve, records, run_one_step, weights
 
 __all__ = ["tokenizer"]
 
@@ -170,15 +170,7 @@ def test_tokenised_data_are_cached_and_change_nothing(pretrained: Path, conversa
 def test_streamed_conversations_train_and_go_on_exactly(pretrained: Path, conversations: Path, tmp_path: Path):
     streamed = talks(pretrained, conversations, streaming=True), {"budget": {"steps": None, "tokens": 400}}
     train(config(tmp_path / "whole", *streamed))
-    stopped = Trainer(config(tmp_path / "stopped", *streamed), World())
-    step = stopped.step
-
-    def then_stop(*arguments: Any) -> None:
-        step(*arguments)
-        stopped.stop.asked = 0.0
-
-    stopped.step = then_stop  # type: ignore[method-assign]
-    assert stopped.run()["status"] == "interrupted"
+    assert run_one_step(config(tmp_path / "stopped", *streamed))["status"] == "interrupted"
     train(config(tmp_path / "stopped", *streamed))
     assert curve(tmp_path / "stopped") == curve(tmp_path / "whole")
     assert records(tmp_path / "stopped", "start")[-1]["step"] == 1

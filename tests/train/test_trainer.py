@@ -20,7 +20,7 @@ from tah2.train import metrics
 from tah2.train import trainer as trainer_module
 from tah2.train.parallel import World, compile_blocks
 from tah2.train.trainer import Trainer, backbone_parameters, train
-from tests.train.runs import PLAIN, RECIPE, config, curve, records, same_curves, weights
+from tests.train.runs import PLAIN, RECIPE, config, curve, records, run_one_step, same_curves, weights
 
 STEP_METRICS = {
     "loss",
@@ -204,6 +204,19 @@ def test_bf16_on_a_cpu_is_warned_of_and_stays_close_to_fp32(out: Path, tmp_path:
     for ours, theirs in zip(records(tmp_path, "step"), records(out, "step"), strict=False):
         for name in ("loss", "optim/grad_norm"):
             assert 0 < abs(ours[name] / theirs[name] - 1) < 0.02, name
+
+
+def test_a_bf16_run_goes_on_exactly_and_may_go_on_from_an_fp32_one(tmp_path: Path):
+    """One GPU computes in bf16 on sharded fp32 weights; checkpoints do not know how the weights were held."""
+    whole, bf16, fp32 = {"budget": {"steps": 3}}, {"system": {"precision": "bf16"}}, {"system": {"precision": "fp32"}}
+    train(config(tmp_path / "whole", whole, bf16))
+    for first in (bf16, fp32):
+        out = tmp_path / first["system"]["precision"]
+        assert run_one_step(config(out, whole, first))["status"] == "interrupted"
+        train(config(out, whole, bf16))
+    assert curve(tmp_path / "bf16") == curve(tmp_path / "whole")
+    same_curves(curve(tmp_path / "fp32"), curve(tmp_path / "whole"), rel=0.1)
+    assert records(tmp_path / "fp32", "start")[-1]["step"] == 1
 
 
 def test_a_collapsed_decider_is_told_in_plain_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
