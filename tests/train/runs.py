@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import math
+import os
+import subprocess
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
+import yaml
 
 from tah2.config.strict import build, merge
 from tah2.model.loop import LoopedDecoder
@@ -16,6 +20,7 @@ from tah2.train.config import TrainConfig
 from tah2.train.parallel import World
 from tah2.train.trainer import Trainer
 
+ROOT = Path(__file__).resolve().parents[2]
 SHAPE = {
     "model_type": "qwen3",
     "vocab_size": 284,
@@ -71,6 +76,21 @@ def run_one_step(config: TrainConfig) -> dict[str, Any]:
 
         trainer.step = then_stop  # type: ignore[method-assign]
         return trainer.run()
+
+
+def environment() -> dict[str, str]:
+    """Of a process of its own that trains on the CPU."""
+    return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
+
+
+def run_on_two(recipe: Mapping[str, Any], folder: Path) -> str:
+    """Run the recipe to its end on two processes of torchrun; returns what they said."""
+    path = folder / "recipe.yaml"
+    path.write_text(yaml.safe_dump(dict(recipe)))
+    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "tah2", "sft", str(path)]
+    done = subprocess.run([sys.executable, *launch], env=environment(), cwd=folder, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stderr
 
 
 def records(out: Path, kind: str) -> list[dict[str, Any]]:

@@ -27,9 +27,8 @@ from tah2.train import trainer as trainer_module
 from tah2.train.health import NonFiniteLoss
 from tah2.train.parallel import World
 from tah2.train.trainer import Trainer, train
-from tests.train.runs import config, curve, recipe, records, same_curves, weights
+from tests.train.runs import config, curve, environment, recipe, records, run_on_two, same_curves, weights
 
-ROOT = Path(__file__).resolve().parents[2]
 SPARSE = {"logging": {"every": 3}}
 """Steps are summed up over windows that no checkpoint (every second step) respects."""
 
@@ -38,10 +37,6 @@ def written(folder: Path, *changes: dict[str, Any]) -> Path:
     path = folder / "recipe.yaml"
     path.write_text(yaml.safe_dump(recipe(folder / "run", *changes)))
     return path
-
-
-def environment() -> dict[str, str]:
-    return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
 
 
 def wait_for(condition: Callable[[], bool], seconds: float = 120) -> None:
@@ -178,11 +173,9 @@ def test_the_command_says_it_in_one_sentence(
 def test_two_processes_give_the_curve_of_one_and_one_resumes_what_two_began(tmp_path: Path):
     """One micro-batch per step, so that cutoffs and class balance pool the same tokens on one rank and on two."""
     whole = {"batch": {"tokens_per_micro_batch": 1000}, "budget": {"steps": 6}, "objective": {"decisions": "sampled"}}
-    path, out = written(tmp_path, whole), tmp_path / "run"
-    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "tah2", "sft", str(path)]
-    done = subprocess.run([sys.executable, *launch], env=environment(), cwd=tmp_path, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert done.stderr.count("Task stop-chase") == 1, "rank 0 alone talks"
+    out = tmp_path / "run"
+    told = run_on_two(recipe(out, whole), tmp_path)
+    assert told.count("Task stop-chase") == 1, "rank 0 alone talks"
     train(config(tmp_path / "one", whole))
     same_curves(curve(out), curve(tmp_path / "one"), rel=1e-5)
     two, one = (load_file(run / "model" / "model.safetensors") for run in (out, tmp_path / "one"))

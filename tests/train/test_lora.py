@@ -16,7 +16,7 @@ from tah2.train.lora import LoraConfig, add_adapters, is_adapter, merge
 from tah2.train.parallel import World
 from tah2.train.trainer import Trainer, train
 from tests.model.tiny import random_tokens, tiny_model
-from tests.train.runs import PLAIN, config, curve, weights
+from tests.train.runs import PLAIN, config, curve, recipe, run_on_two, same_curves, weights
 
 ADAPTER: dict[str, Any] = {"adapter": {"rank": 3, "alpha": 6.0, "dropout": 0.2}}
 
@@ -124,3 +124,14 @@ def test_an_adapter_beside_a_frozen_backbone_is_refused(base: Path, tmp_path: Pa
 def test_loops_are_what_they_were(trained: tuple[Trainer, dict[str, torch.Tensor]]):
     loop = tah2.load(trained[0].config.out / "model").model.loop
     assert loop == LoopConfig("tah2", 2, updater_width=8, decider_width=8, decider_top_k=4)
+
+
+@pytest.mark.slow
+def test_two_processes_adapt_like_one(base: Path, tmp_path: Path):
+    """Frozen weights share their shards with trained ones, over several micro-batches of a step."""
+    fixed = {"loop": {"kind": "tah2-fixed"}, "optimizer": {"gate_learning_rate": None}, "budget": {"steps": 3}}
+    several = {"batch": {"tokens_per_micro_batch": 48}, "adapter": {"rank": 3, "alpha": 6.0}}
+    changes = {"model": {"path": str(base)}}, fixed, several
+    train(config(tmp_path / "one", *changes))
+    run_on_two(recipe(tmp_path / "two", *changes), tmp_path)
+    same_curves(curve(tmp_path / "two"), curve(tmp_path / "one"), rel=1e-5)
