@@ -359,7 +359,7 @@ class TransformersPeer:
                 while beside is not None and not beside.done and beside.seconds < seconds:
                     beside.step()
                 resumed = time.perf_counter()
-                return torch.zeros(len(input_ids), dtype=torch.bool)
+                return torch.zeros(len(input_ids), dtype=torch.bool, device=input_ids.device)
 
         gc.collect()
         out = self._generate(prompts, each + 1, StoppingCriteriaList([Turn()]))
