@@ -36,9 +36,11 @@ class GraphedWeights(ModelWeights):
         super().__init__(decoder)
         self.paged = paged
         self._capture = capture
-        self._before, self._after = Block.before, Block.after
+        self._before: Callable[..., tuple[Tensor, Tensor, Tensor]] = Block.before
+        self._after: Callable[..., Tensor] = Block.after
         if fused:
-            self._before, self._after = (torch.compile(part, dynamic=True) for part in (Block.before, Block.after))
+            self._before = torch.compile(Block.before, dynamic=True)
+            self._after = torch.compile(Block.after, dynamic=True)
         self._replays: dict[Hashable, Replay] = {}
         self._slots = self._room(LISTED_SLOTS)
 
