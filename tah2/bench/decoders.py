@@ -34,6 +34,8 @@ from tah2.model.start import StartConfig, calibration_text
 
 Ids = list[list[int]]
 START = StartConfig(updater="embedding")
+SHARPNESS = 8.0
+"""Scale of random models' last states: their predictions are then about as sure as a language model's."""
 
 
 class Uncertain(Gate):
@@ -119,6 +121,8 @@ def make_random_models(name: str, ceilings: Sequence[int], device: torch.device,
     with device:
         decoder = LoopedDecoder(BackboneConfig.from_hf(SHAPES[name]), LoopConfig("tah2", max(ceilings)))
     decoder.to(dtype).reset()
+    with torch.no_grad():
+        decoder.norm.weight.fill_(SHARPNESS)
     assert isinstance(decoder.gate, Decider)
     decoder.gate, decoder.reentry = Uncertain(decoder.gate), Repeating(decoder.reentry)
     loops = {ceiling: _with_loop(decoder, LoopConfig("tah2", ceiling)) for ceiling in ceilings}
