@@ -1,4 +1,4 @@
-"""Packed linear layers against `F.linear`, side by side in one run.
+"""Packed linear layers against `F.linear`, and what is read from logits against stock PyTorch, side by side in one run.
 
     python benchmarks/cpu_kernels.py [--json] [--threads 1,2] [--repetitions 25] [--storage fp32]
 
@@ -99,6 +99,30 @@ def one_shape(
     return results
 
 
+def of_logits(rows: int, repetitions: int) -> dict[str, float]:
+    """How many times faster than stock PyTorch the kernels read rows of logits that SmolLM2's head has just made."""
+    inner, outputs = SHAPES["head"]
+    head, x = kernels.pack_linear(torch.randn(outputs, inner) / inner**0.5), 4 * torch.randn(rows, inner)
+    logits, shares = head(x), torch.randn(rows, outputs).log_softmax(-1)
+    own, earlier = ([kernels.Row(table, at) for at in range(rows)] for table in (logits, shares))
+    weight, begin = torch.zeros(rows), partial(head, x)
+    ours: dict[str, list[Callable[[], object]]] = {
+        "nothing": [begin],
+        "largest": [begin, partial(kernels.largest, logits)],
+        "most_probable": [begin, partial(kernels.most_probable, logits, inner)],
+        "mixture": [begin, partial(kernels.mix, own, earlier, weight)],
+    }
+    stock: dict[str, list[Callable[[], object]]] = {
+        "nothing": [begin],
+        "largest": [begin, partial(logits.argmax, -1)],
+        "most_probable": [begin, partial(kernels.reference_most_probable, logits, inner)],
+        "mixture": [begin, partial(kernels.reference_mix, logits, shares, weight)],
+    }
+    spent = [{name: timing.best for name, timing in interleaved(way, repetitions).items()} for way in (ours, stock)]
+    quick, slow = ({name: each[name] - each["nothing"] for name in each if name != "nothing"} for each in spent)
+    return {name: slow[name] / quick[name] for name in quick}
+
+
 def error(storage: kernels.Storage) -> float:
     """Relative error of a product of normal weights and inputs, against double precision."""
     weight, x = torch.randn(3072, 576) / 24, torch.randn(16, 576)
@@ -123,6 +147,7 @@ def measure(threads: list[int], storage: kernels.Storage, repetitions: int) -> d
         },
         "compiled": kernels.available(),
         "storage": storage,
+        "of_logits_over_stock": {f"{rows} rows": of_logits(rows, repetitions) for rows in (3, 13)},
         "relative_error": error(storage),
         "torch": torch.__version__,
         "processor": platform.processor() or platform.machine(),
@@ -146,6 +171,8 @@ def main() -> None:
         print(json.dumps(report, indent=1))
         return
     print(f"compiled: {report['compiled']}, load average before: {report['load_average_before']:.2f}")
+    for rows, faster in report["of_logits_over_stock"].items():
+        print(f"logits, {rows:8}: " + ", ".join(f"{name} {times:.2f}x stock" for name, times in faster.items()))
     for name, by_rows in report["results"].items():
         for rows, each in by_rows.items():
             print(

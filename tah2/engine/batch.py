@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import numpy as np
 import torch
@@ -42,27 +43,25 @@ class Rows:
     def of(cls, strands: Sequence[Strand]) -> Rows:
         """The active rows of laid out strands."""
         local = [s.active for s in strands]
-        bounds = np.cumsum([0, *(len(rows) for rows in local)]).tolist()
+        sizes = [len(rows) for rows in local]
         position = np.concatenate([s.start + rows for s, rows in zip(strands, local, strict=True)])
-
-        def each(values: Sequence[int]) -> Longs:
-            return np.repeat(np.asarray(values, dtype=np.int64), [len(rows) for rows in local])
+        each = np.array([(len(s.request.prompt), s.depth, s.request.ceiling, s.start + s.kept_from) for s in strands])
+        prompt, depth, ceiling, kept_from = np.repeat(each, sizes, axis=0).T
 
         def gathered(name: str) -> Longs:
             return np.concatenate([getattr(s, name)[rows] for s, rows in zip(strands, local, strict=True)])
 
-        kept = np.concatenate([rows >= s.kept_from for s, rows in zip(strands, local, strict=True)])
         return cls(
             list(strands),
-            bounds,
+            list(accumulate(sizes, initial=0)),
             gathered("ids"),
             position,
-            np.maximum(position + 1, each([len(s.request.prompt) for s in strands])),
-            each([s.depth for s in strands]),
+            np.maximum(position + 1, prompt),
+            depth,
             gathered("floor"),
             gathered("cap"),
-            each([s.request.ceiling for s in strands]),
-            kept,
+            ceiling,
+            position >= kept_from,
         )
 
     def __len__(self) -> int:

@@ -28,9 +28,23 @@ def stopped(
     return mix(logits, shares, log_survival)
 
 
-def carried(output: Output, logits: Sequence[Row], shares: Sequence[Row] | None, log_weight: Tensor) -> Tensor:
-    """The share of tokens that go on, fp32 `[n, vocabulary]`; `shares` is None after depth 1.
+def carried(
+    output: Output,
+    logits: Sequence[Row],
+    shares: Sequence[Row] | None,
+    log_weight: Tensor,
+    log_total: Sequence[float] | None = None,
+) -> list[Row]:
+    """The shares of tokens that go on; `shares` is None after depth 1.
 
-    `log_weight` fp32 `[n]` is the logarithm of this depth's stopping weight.
+    `log_weight` fp32 `[n]` is the logarithm of this depth's stopping weight, `log_total` log sum exp of the logits
+    where it is known: a first share is then the logits themselves and a number.
     """
-    return mix(logits, shares, log_weight if output is Output.STOPPING_MIXTURE else log_weight.new_zeros(len(logits)))
+    weight = log_weight if output is Output.STOPPING_MIXTURE else log_weight.new_zeros(len(logits))
+    if shares is None and log_total is not None:
+        return [
+            Row(row.table, row.at, plus - total)
+            for row, plus, total in zip(logits, weight.tolist(), log_total, strict=True)
+        ]
+    table = mix(logits, shares, weight)
+    return [Row(table, at) for at in range(len(logits))]

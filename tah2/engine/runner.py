@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from tah2.engine.batch import Longs, Rows, layout, plan_looped, plan_once, tensor
-from tah2.engine.kernels import Row, most_probable
+from tah2.engine.kernels import Best, Row, most_probable
 from tah2.engine.mixing import carried, stopped
 from tah2.engine.pool import Pools
 from tah2.engine.strand import Strand
@@ -26,6 +26,7 @@ from tah2.model.reentry import Predicted
 from tah2.model.scoring import HEAD_ROWS
 
 Bools = NDArray[np.bool_]
+_NOBODY: Longs = np.empty(0, dtype=np.int64)
 
 
 @dataclass
@@ -42,20 +43,35 @@ class _Kept:
     """What rows that go on leave to their next depth."""
 
 
-@dataclass
-class _Reading:
-    """The most probable tokens of those rows that somebody asks about."""
+@dataclass(frozen=True)
+class _Outlook:
+    """What is known of a pass before its layers run, prepared then: right after them the caches hold weights alone, and
+    every small operation takes several times as long."""
 
+    kept: Longs
+    owners: list[tuple[Strand, int]]
+    """Of kept rows: the strand, and the row inside it."""
+    found: list[Row | None]
+    """Of kept rows: what earlier depths have left."""
+    drafts: Bools | None
+    """Rows that say what they would draw if they stopped; None: no row does."""
+    must: Bools
+    may: Bools
+    """Rows that go on unasked, and rows that go on if the gate says so."""
+    asks: Bools
+    """Rows whose gate matters: undecided ones, and kept ones, whose mixture weights need it."""
+    asked: Longs
+    index: Tensor
+    embedding: Tensor
+    survival: Tensor
+    threshold: Tensor
+    """Of the rows asked"""
+    among_kept: Tensor
+    """Places among the kept rows of those whose most probable tokens are read."""
+    others: list[Longs]
+    """Rows whose most probable tokens are read, but not kept."""
     places: Longs
-    """Of each row of the pass in `predicted`, or -1."""
-    predicted: Predicted
-
-    def of(self, rows: Longs) -> Predicted:
-        at = self.places[rows]
-        if len(at) == len(self.predicted.tokens) and bool((np.diff(at) > 0).all()):
-            return self.predicted
-        index = tensor(at, self.predicted.tokens.device)
-        return Predicted(*(values.index_select(0, index) for values in self.predicted))
+    """By row: the place of its most probable tokens in what is read, or -1."""
 
 
 @dataclass
@@ -72,7 +88,7 @@ class _Decision:
 
 
 class Runner:
-    """Runs strands; owns no state between passes."""
+    """Runs strands; between passes it keeps nothing of theirs."""
 
     def __init__(self, decoder: LoopedDecoder, weights: Weights, pools: Pools) -> None:
         self.decoder, self.weights, self.pools = decoder, weights, pools
@@ -80,6 +96,7 @@ class Runner:
         self.loops_middle = kind.loops_middle
         self.reads_every_depth = not kind.loops_middle and kind.head_every_depth(decoder.top_k)
         self.device = decoder.embed_tokens.weight.device
+        self._angles: tuple[Tensor, Tensor] | None = None
 
     @torch.inference_mode()
     def run(self, strands: Sequence[Strand], drafting: bool = False) -> None:
@@ -89,21 +106,21 @@ class Runner:
         """
         strands = layout(strands)
         rows = Rows.of(strands)
-        embedding = F.embedding(tensor(rows.ids, self.device), self.decoder.embed_tokens.weight)
+        embedding = self.decoder.embed_tokens.weight.index_select(0, tensor(rows.ids, self.device))
         cosine, sine = self._waves(rows.position, rows.extent, embedding.dtype)
         anchor = self._anchors(rows, embedding, cosine, sine)
         x = self._inputs(rows, anchor)
         plan = plan_looped(strands, self.pools.looped, self.weights.paged)
+        outlook = self._outlook(rows, embedding, drafting)
         x = self.weights.layers(x, self.decoder.looped, cosine, sine, plan, 0)
         state = x if self.loops_middle else self.weights.norm(x)
 
-        asks = self._asks(rows)
-        logits, reading = self._read(rows, state, asks) if self.reads_every_depth else (None, None)
-        decision = self._decide(rows, embedding, state, asks, reading)
-        kept = self._mix(rows, decision, state, logits, drafting)
+        logits, best = self._read(outlook, state) if self.reads_every_depth else (None, None)
+        decision = self._decide(outlook, state, best)
+        kept = self._mix(rows, outlook, decision, state, logits, best)
         finals = self._codas(rows, decision, state) if self.loops_middle else None
         going = np.flatnonzero(decision.continues)
-        following = self._reenter(going, anchor, state, reading)
+        following = self._reenter(outlook, going, anchor, state, best)
         self._write_back(rows, decision, kept, going, following, anchor, finals)
 
     def _waves(self, position: Longs, extent: Longs, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -111,12 +128,20 @@ class Runner:
         rotary, n = self.decoder.rotary, len(position)
         if not rotary.depends_on_length:
             places = tensor(position, self.device)
-            return rotary(places, places, dtype)
+            cosine, sine = self._angles_before(int(position.max()) + 1, dtype)
+            return cosine.index_select(0, places), sine.index_select(0, places)
         ends = np.unique(extent)
         places = tensor(np.concatenate([position, ends - 1]), self.device)
         texts = tensor(np.concatenate([extent, ends]), self.device)
         cosine, sine = rotary(places, texts, dtype)
         return cosine[:n], sine[:n]
+
+    def _angles_before(self, length: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Cosines and sines of positions 0, 1, ..., at least `length` of them; made anew when a text outgrows them."""
+        if self._angles is None or len(self._angles[0]) < length:
+            places = torch.arange(1 << (length - 1).bit_length(), device=self.device)
+            self._angles = self.decoder.rotary(places, places, dtype)
+        return self._angles
 
     def _anchors(self, rows: Rows, embedding: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
         """What the loop returns to, `[N, d]`: embeddings, or the prelude's output (run here by fresh rows)."""
@@ -144,90 +169,102 @@ class Runner:
 
     def _inputs(self, rows: Rows, anchor: Tensor) -> Tensor:
         """The looped layers' input: depth 1 starts from the anchor, later depths bring theirs."""
-        later = [s.x for s in rows.strands if s.x is not None]
-        if not later:
+        if all(s.x is None for s in rows.strands):
             return self.weights.enter(anchor)
-        deep = np.repeat([s.x is not None for s in rows.strands], rows.sizes)
-        fresh, going = np.flatnonzero(~deep), np.flatnonzero(deep)
-        first = [self.weights.enter(_take(anchor, fresh))] if len(fresh) else []
-        places = np.empty(len(rows), dtype=np.int64)
-        places[np.concatenate([fresh, going])] = np.arange(len(rows))
-        return torch.cat([*first, *later]).index_select(0, tensor(places, self.device))
+        parts = [self.weights.enter(anchor[rows.part(i)]) if s.x is None else s.x for i, s in enumerate(rows.strands)]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
 
-    def _asks(self, rows: Rows) -> Bools:
-        """Rows whose gate matters: undecided ones, and kept ones, whose mixture weights need it."""
-        if self.decoder.gate is None:
-            return np.zeros(len(rows), dtype=np.bool_)
-        undecided = (rows.floor <= rows.depth) & (rows.depth < rows.cap)
-        return (rows.depth < rows.ceiling) & (undecided | rows.kept)
+    def _outlook(self, rows: Rows, embedding: Tensor, drafting: bool) -> _Outlook:
+        """See there."""
+        kept, decoder, n = np.flatnonzero(rows.kept), self.decoder, len(rows)
+        owners = _owners(rows, kept)
+        drafts = [drafting and len(s) == 1 and s.request.drafts for s in rows.strands]
+        must, may = rows.depth < rows.floor, rows.depth < rows.cap
+        asks = np.zeros(n, dtype=np.bool_)
+        read = np.zeros(n, dtype=np.bool_)
+        if decoder.gate is not None:
+            asks = (rows.depth < rows.ceiling) & ((may & ~must) | rows.kept)
+            read = asks & bool(decoder.gate.top_k)
+        if decoder.reentry.top_k:
+            read = read | may
+        asked, among_kept, others = np.flatnonzero(asks), np.flatnonzero(read[kept]), np.flatnonzero(read & ~rows.kept)
+        places = np.full(n, -1)
+        places[np.concatenate([kept[among_kept], others])] = np.arange(len(among_kept) + len(others))
+        index = tensor(asked, self.device)
+        thresholds = np.array([s.request.threshold for s in rows.strands], dtype=np.float32)
+        return _Outlook(
+            kept,
+            owners,
+            [s.shares.get(local) for s, local in owners],
+            np.repeat(drafts, rows.sizes) if any(drafts) else None,
+            must,
+            may,
+            asks,
+            asked,
+            index,
+            embedding.index_select(0, index),
+            torch.from_numpy(np.concatenate([s.survival[s.active] for s in rows.strands])[asked]),
+            torch.from_numpy(np.repeat(thresholds, rows.sizes)[asked]),
+            tensor(among_kept, self.device),
+            np.array_split(others, -(-len(others) // HEAD_ROWS)) if len(others) else [],
+            places,
+        )
 
-    def _read(self, rows: Rows, state: Tensor, asks: Bools) -> tuple[Tensor, _Reading | None]:
+    def _read(self, outlook: _Outlook, state: Tensor) -> tuple[Tensor, Best | None]:
         """Logits of the kept rows, and the most probable tokens of the rows whose gate or reentry reads them."""
-        kept = np.flatnonzero(rows.kept)
-        logits = self.weights.head(_take(state, kept))
-        top_k, gate = self.decoder.top_k, self.decoder.gate
-        wanted = np.zeros(len(rows), dtype=np.bool_)
-        if gate is not None and gate.top_k:
-            wanted |= asks
-        if self.decoder.reentry.top_k:
-            wanted |= rows.depth < rows.cap
-        among_kept = np.flatnonzero(wanted[kept])
-        found, parts = [kept[among_kept]], []
-        if len(among_kept):
-            parts.append(most_probable(logits, top_k, tensor(among_kept, self.device)))
-        others = np.flatnonzero(wanted & ~rows.kept)
-        for part in np.array_split(others, -(-len(others) // HEAD_ROWS)) if len(others) else ():
-            found.append(part)
-            parts.append(most_probable(self.weights.head(_take(state, part)), top_k))
-        if not parts:
-            return logits, None
-        tokens, probabilities = parts[0] if len(parts) == 1 else map(torch.cat, zip(*parts, strict=True))
-        places = np.full(len(rows), -1)
-        places[np.concatenate(found)] = np.arange(len(tokens))
-        return logits, _Reading(places, Predicted(tokens, probabilities))
+        logits, top_k = self.weights.head(_take(state, outlook.kept)), self.decoder.top_k
+        parts = [most_probable(logits, top_k, outlook.among_kept)] if len(outlook.among_kept) else []
+        parts += [most_probable(self.weights.head(_take(state, part)), top_k) for part in outlook.others]
+        if len(parts) < 2:
+            return logits, parts[0] if parts else None
+        return logits, Best(*map(torch.cat, zip(*parts, strict=True)))
 
-    def _decide(self, rows: Rows, embedding: Tensor, state: Tensor, asks: Bools, reading: _Reading | None) -> _Decision:
-        n = len(rows)
+    def _decide(self, outlook: _Outlook, state: Tensor, best: Best | None) -> _Decision:
+        gate, asked, n = self.decoder.gate, outlook.asked, len(outlook.asks)
         says, probability = np.ones(n, dtype=np.bool_), np.ones(n, dtype=np.float32)
-        log_continue, log_stop = np.zeros(n, dtype=np.float32), np.zeros(n, dtype=np.float32)
-        gate, asked = self.decoder.gate, np.flatnonzero(asks)
+        log_continue, log_stop = np.zeros((2, n), dtype=np.float32)
         if gate is not None and len(asked):
-            top = None if reading is None or not gate.top_k else reading.of(asked).probabilities
-            logit = self.weights.gate(_take(embedding, asked), _take(state, asked), top).cpu()
-            survival = np.concatenate([s.survival[s.active] for s in rows.strands])[asked]
-            threshold = np.repeat(np.array([s.request.threshold for s in rows.strands], np.float32), rows.sizes)[asked]
+            top = _of(best, outlook.places[asked]).probabilities if best is not None and gate.top_k else None
+            own = state if len(asked) == n else state.index_select(0, outlook.index)
+            logit = self.weights.gate(outlook.embedding, own, top).cpu()
             chance = logit.sigmoid()
-            says[asked] = gate.continues(chance, torch.from_numpy(survival), torch.from_numpy(threshold)).numpy()
+            says[asked] = gate.continues(chance, outlook.survival, outlook.threshold).numpy()
             probability[asked] = chance.numpy()
             log_continue[asked] = F.logsigmoid(logit).numpy()
             log_stop[asked] = F.logsigmoid(-logit).numpy()
-        continues = (rows.depth < rows.floor) | ((rows.depth < rows.cap) & says)
-        return _Decision(continues, asks, probability, log_continue, log_stop)
+        continues = outlook.must | (outlook.may & says)
+        return _Decision(continues, outlook.asks, probability, log_continue, log_stop)
 
-    def _mix(self, rows: Rows, decision: _Decision, state: Tensor, logits: Tensor | None, drafting: bool) -> _Kept:
+    def _mix(
+        self,
+        rows: Rows,
+        outlook: _Outlook,
+        decision: _Decision,
+        state: Tensor,
+        logits: Tensor | None,
+        best: Best | None,
+    ) -> _Kept:
         """The kept rows' distributions; kinds that read their last depth alone read the head here."""
-        kept = np.flatnonzero(rows.kept)
+        kept, owners, found = outlook.kept, outlook.owners, outlook.found
         if self.loops_middle or not len(kept):
             return _Kept([], [], [], {}, {})
-        speaks = ~decision.continues
-        if drafting:
-            drafts = [len(s) == 1 and s.request.drafts for s in rows.strands]
-            speaks |= np.repeat(drafts, rows.sizes)
+        speaks = ~decision.continues if outlook.drafts is None else ~decision.continues | outlook.drafts
         if logits is None:
-            kept = kept[speaks[kept]]
+            places = np.flatnonzero(speaks[kept])
+            kept, owners, found = kept[places], [owners[at] for at in places], [found[at] for at in places]
             logits = self.weights.head(_take(state, kept)) if len(kept) else state[:0]
         logits = logits.float()
-        made = _Kept(kept.tolist(), _owners(rows, kept), [Row(logits, at) for at in range(len(kept))], {}, {})
-        found = [s.shares.get(local) for s, local in made.owners]
-        made.mixed = {at: made.logits[at] for at in np.flatnonzero(speaks[kept]).tolist() if found[at] is None}
+        made = _Kept(kept.tolist(), owners, [Row(logits, at) for at in range(len(kept))], {}, {})
+        speaking = speaks[kept].tolist()
+        made.mixed = {at: row for at, row in enumerate(made.logits) if speaking[at] and found[at] is None}
         if self.decoder.kind.output is not Output.LAST:
-            self._mix_deep(rows, made, found, speaks)
-            self._carry(made, found, decision)
+            self._mix_deep(rows, made, found, speaking)
+            self._carry(made, found, decision, outlook, best)
         return made
 
-    def _mix_deep(self, rows: Rows, made: _Kept, found: list[Row | None], speaks: Bools) -> None:
+    def _mix_deep(self, rows: Rows, made: _Kept, found: list[Row | None], speaking: list[bool]) -> None:
         """Distributions of tokens whose earlier depths have left a share."""
-        deep = {at: share for at, share in enumerate(found) if share is not None and speaks[made.rows[at]]}
+        deep = {at: share for at, share in enumerate(found) if share is not None and speaking[at]}
         if deep:
             depth = tensor(rows.depth[[made.rows[at] for at in deep]], self.device)
             survival = self._each(made, deep, lambda row, s, local: s.log_survival[local])
@@ -235,7 +272,9 @@ class Runner:
             table = stopped(self.decoder.kind.output, own, list(deep.values()), depth, survival)
             made.mixed.update((at, Row(table, i)) for i, at in enumerate(deep))
 
-    def _carry(self, made: _Kept, found: list[Row | None], decision: _Decision) -> None:
+    def _carry(
+        self, made: _Kept, found: list[Row | None], decision: _Decision, outlook: _Outlook, best: Best | None
+    ) -> None:
         """Shares of tokens that go on: those that begin one, and those that have one."""
         going = {at: found[at] for at, row in enumerate(made.rows) if decision.continues[row]}
         begun = {at: share for at, share in going.items() if share is not None}
@@ -243,8 +282,12 @@ class Runner:
             if group:
                 weight = self._each(made, group, lambda row, s, local: s.log_survival[local] + decision.log_stop[row])
                 shares = [begun[at] for at in group if at in begun] or None
-                table = carried(self.decoder.kind.output, [made.logits[at] for at in group], shares, weight)
-                made.shares.update((at, Row(table, i)) for i, at in enumerate(group))
+                own, places = [made.logits[at] for at in group], outlook.places[[made.rows[at] for at in group]]
+                total = None if best is None or (places < 0).any() else best.log_total[tensor(places, self.device)]
+                known = None if total is None else total.tolist()
+                made.shares.update(
+                    zip(group, carried(self.decoder.kind.output, own, shares, weight, known), strict=True)
+                )
 
     def _each(self, made: _Kept, group: Iterable[int], value: Callable[[int, Strand, int], np.float32]) -> Tensor:
         """fp32 `[group]`: a value of every row, found by the row, its strand and its place inside it."""
@@ -277,11 +320,15 @@ class Runner:
                     finals[i] = (finals[i][0], self.weights.head(part_of[s.kept_from :]).float())
         return finals
 
-    def _reenter(self, going: Longs, anchor: Tensor, state: Tensor, reading: _Reading | None) -> Tensor | None:
+    def _reenter(
+        self, outlook: _Outlook, going: Longs, anchor: Tensor, state: Tensor, best: Best | None
+    ) -> Tensor | None:
         """Next inputs of the continuing rows, `[going, d]`."""
         if not len(going):
             return None
-        predicted = reading.of(going) if reading is not None and self.decoder.reentry.top_k else None
+        predicted = None
+        if best is not None and self.decoder.reentry.top_k:
+            predicted = _of(best, outlook.places[going])
         return self.weights.reenter(_take(anchor, going), _take(state, going), predicted)
 
     def _write_back(
@@ -297,21 +344,21 @@ class Runner:
         """Everything has been computed: advance the strands."""
         self._write_mixed(kept)
         counts = np.add.reduceat(decision.continues, rows.bounds[:-1], dtype=np.int64).tolist()
-        asked = np.logical_or.reduceat(decision.asked, rows.bounds[:-1]).tolist()
+        asked, probability = decision.asked.tolist(), decision.probability.tolist()
         cursor = 0
         for i, (s, count) in enumerate(zip(rows.strands, counts, strict=True)):
             part, ran = rows.part(i), s.active
-            continues = decision.continues[part]
             s.executed[ran] = s.depth
-            if asked[i]:
-                s.survival[ran] *= decision.probability[part]
-                s.log_survival[ran] += decision.log_continue[part]
-                if decision.asked[part][-1] and ran[-1] == len(s) - 1:
-                    s.continue_probs.append(float(decision.probability[part][-1]))
-            s.active = ran[continues] if count else ran[:0]
+            if asked[part.stop - 1] and ran[-1] == len(s) - 1:
+                s.continue_probs.append(probability[part.stop - 1])
+            continues = np.flatnonzero(decision.continues[part]) if count else _NOBODY
+            s.active = ran[continues]
+            if count:
+                s.survival[s.active] *= decision.probability[part][continues]
+                s.log_survival[s.active] += decision.log_continue[part][continues]
             s.x = following[cursor : cursor + count] if following is not None and count else None
             if finals is not None:
-                s.anchor = anchor[part][tensor(np.flatnonzero(continues), self.device)] if count else None
+                s.anchor = anchor[part][tensor(continues, self.device)] if count else None
                 s.final, logits = finals[i]
                 if logits is not None:
                     s.mixed.update((s.kept_from + at, Row(logits, at)) for at in range(len(logits)))
@@ -332,6 +379,14 @@ class Runner:
 def _take(values: Tensor, index: Longs) -> Tensor:
     """Rows `index` (ascending) of `values`, without a copy where they are all."""
     return values if len(index) == len(values) else values.index_select(0, tensor(index, values.device))
+
+
+def _of(best: Best, places: Longs) -> Predicted:
+    """The entries at `places`, without a copy where they are all, in order."""
+    if len(places) == len(best.tokens) and bool((np.diff(places) == 1).all()):
+        return Predicted(best.tokens, best.probabilities)
+    index = tensor(places, best.tokens.device)
+    return Predicted(best.tokens.index_select(0, index), best.probabilities.index_select(0, index))
 
 
 def _owners(rows: Rows, index: Longs) -> list[tuple[Strand, int]]:

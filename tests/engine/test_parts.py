@@ -80,10 +80,12 @@ def test_the_allocator_notices_leaks_and_double_owners():
 
 
 @pytest.mark.parametrize("output", [Output.STOPPING_MIXTURE, Output.UNIFORM_MIXTURE])
-def test_stopping_at_any_depth_gives_the_definition_of_the_mixture(output: Output):
+@pytest.mark.parametrize("known", [False, True])
+def test_stopping_at_any_depth_gives_the_definition_of_the_mixture(output: Output, known: bool):
     torch.manual_seed(1)
     logits, chance = torch.randn(3, 2, 7), torch.rand(3, 2)
     share: list[Row] | None = None
+    totals = logits[0].logsumexp(-1).tolist()
     before = torch.zeros(2)
 
     def own(depth: int) -> list[Row]:
@@ -95,8 +97,7 @@ def test_stopping_at_any_depth_gives_the_definition_of_the_mixture(output: Outpu
         mixed = logits[0]
         if share is not None:
             mixed = stopped(output, own(depth), share, torch.tensor([depth, depth]), before)
-        table = carried(output, own(depth), share, before + stop)
-        share = [Row(table, 0), Row(table, 1)]
+        share = carried(output, own(depth), share, before + stop, totals if known else None)
         before = before + torch.nn.functional.logsigmoid(gate)
         survival = torch.cat([torch.ones(1, 2), chance[: depth - 1].cumprod(0)])
         weights = torch.cat([survival[:-1] * (1 - chance[: depth - 1]), survival[-1:]])

@@ -21,12 +21,21 @@ def random(*shape: int, seed: int = 0) -> Tensor:
 @pytest.mark.parametrize(("rows", "width", "top_k"), [(1, 1, 1), (3, 7, 7), (2, 300, 5), (2, 1003, 64), (1, 5000, 576)])
 def test_the_most_probable_tokens_are_those_of_stock_pytorch(compiled: None, rows: int, width: int, top_k: int):
     logits = 5 * random(rows, width)
-    tokens, probabilities = kernels.most_probable(logits, top_k)
+    tokens, probabilities, log_total = kernels.most_probable(logits, top_k)
     expected = logits.softmax(-1).topk(top_k, dim=-1)
     assert torch.equal(tokens, expected.indices)
     assert torch.allclose(probabilities, expected.values, rtol=1e-5, atol=1e-9)
-    (last,), _ = kernels.most_probable(logits, top_k, torch.tensor([rows - 1]))
+    torch.testing.assert_close(log_total, logits.logsumexp(-1))
+    (last,) = kernels.most_probable(logits, top_k, torch.tensor([rows - 1])).tokens
     assert torch.equal(last, tokens[-1])
+
+
+def test_without_kernels_the_most_probable_tokens_are_the_same(compiled: None):
+    logits = 5 * random(3, 300)
+    for made, expected in zip(
+        kernels.most_probable(logits, 7), kernels.reference_most_probable(logits, 7), strict=True
+    ):
+        torch.testing.assert_close(made, expected)
 
 
 @given(st.lists(st.sampled_from([0.0, 1.0, 2.0, -float("inf")]), min_size=1, max_size=600), st.data())
@@ -35,7 +44,7 @@ def test_of_equally_probable_tokens_the_first_ones_are_taken(row: list[float], d
         pytest.skip("no C++ compiler here")
     logits = torch.tensor([[3.0, *row]])
     top_k = data.draw(st.integers(1, logits.shape[1]))
-    tokens, probabilities = kernels.most_probable(logits, top_k)
+    tokens, probabilities, _ = kernels.most_probable(logits, top_k)
     order = logits.sort(descending=True, stable=True)
     assert torch.equal(tokens, order.indices[:, :top_k])
     assert torch.allclose(probabilities, logits.softmax(-1).gather(1, tokens), rtol=1e-5)
@@ -43,7 +52,7 @@ def test_of_equally_probable_tokens_the_first_ones_are_taken(row: list[float], d
 
 def test_selection_survives_what_is_not_a_number(compiled: None):
     logits = torch.full((1, 400), float("nan"))
-    tokens, _ = kernels.most_probable(logits, 300)
+    tokens = kernels.most_probable(logits, 300).tokens
     assert len(set(tokens[0].tolist())) == 300
     assert 0 <= int(kernels.largest(logits)) < 400
 
@@ -51,7 +60,7 @@ def test_selection_survives_what_is_not_a_number(compiled: None):
 def test_the_most_probable_of_a_nearly_flat_row(compiled: None):
     logits = torch.zeros(1, 60_000)
     logits[0, ::7] = 1e-3 * torch.arange(len(logits[0, ::7]))
-    tokens, _ = kernels.most_probable(logits, 40)
+    tokens = kernels.most_probable(logits, 40).tokens
     assert torch.equal(tokens, logits.topk(40).indices)
 
 
@@ -74,9 +83,9 @@ def test_the_first_of_equal_maxima_wins(way: str):
 def test_a_mixture_in_one_writing_equals_its_plain_twin(compiled: None, width: int, spread: float):
     logits, shares = spread * random(4, width), (spread * random(3, width, seed=1)).log_softmax(-1)
     before, after = random(3, seed=2).abs().neg(), random(3, seed=3)
-    own, earlier = [Row(logits, at) for at in (3, 0, 2)], [Row(shares, at) for at in (1, 2, 0)]
+    own, earlier = [Row(logits, at) for at in (3, 0, 2)], [Row(shares, 1), Row(shares, 2, -1.5), Row(shares, 0, 0.25)]
     picked = logits[[3, 0, 2]]
-    for found, stacked in ((None, None), (earlier, shares[[1, 2, 0]])):
+    for found, stacked in ((None, None), (earlier, kernels.gather(earlier))):
         for added in (None, after):
             made = kernels.mix(own, found, before, added)
             torch.testing.assert_close(made, kernels.reference_mix(picked, stacked, before, added))

@@ -14,10 +14,11 @@ from tah2.engine.kernels.memory import huge_empty
 from tah2.engine.kernels.mixture import Row, gather, mix, reference_mix
 from tah2.engine.kernels.norm import reference_rms_norm, rms_norm
 from tah2.engine.kernels.part import PackedPart
-from tah2.engine.kernels.summary import largest, most_probable
+from tah2.engine.kernels.summary import Best, largest, most_probable, reference_most_probable
 
 __all__ = [
     "STORAGES",
+    "Best",
     "PackedBlock",
     "PackedBlocks",
     "PackedLinear",
@@ -39,6 +40,7 @@ __all__ = [
     "paged_attention",
     "reference_attend",
     "reference_mix",
+    "reference_most_probable",
     "reference_rms_norm",
     "rms_norm",
     "stored",

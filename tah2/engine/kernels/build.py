@@ -121,11 +121,22 @@ def _declare(library: ctypes.CDLL) -> ctypes.CDLL:
     library.tah2_attend.argtypes = [pointer, pointer, pointer, whole, whole, whole, real, pointer]
     library.tah2_block_step.argtypes = [pointer, pointer, pointer, pointer]
     library.tah2_largest.argtypes = [pointer, whole, pointer, whole, whole, pointer, whole]
-    library.tah2_mix.argtypes = [pointer, whole, whole, pointer, whole]
+    library.tah2_mix.argtypes = [pointer, pointer, pointer, pointer, pointer, whole, whole, pointer, whole]
     library.tah2_part_step.argtypes = [pointer, pointer, whole, pointer, whole]
     library.tah2_read.argtypes, library.tah2_read.restype = [pointer, whole, whole], real
     library.tah2_blocks_step.argtypes = [pointer, whole, pointer, pointer, whole, whole, pointer]
-    library.tah2_most_probable.argtypes = [pointer, whole, pointer, whole, whole, whole, pointer, pointer, whole]
+    library.tah2_most_probable.argtypes = [
+        pointer,
+        whole,
+        pointer,
+        whole,
+        whole,
+        whole,
+        pointer,
+        pointer,
+        pointer,
+        whole,
+    ]
     library.tah2_rms_norm.argtypes = [pointer, whole, pointer, whole, whole, real, pointer]
     for name in ("linear", "attend", "block_step", "blocks_step", "part_step", "rms_norm", "largest", "mix"):
         getattr(library, f"tah2_{name}").restype = None

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -32,10 +33,8 @@ class _Part(ctypes.Structure):
     )
 
 
-class _Inputs(ctypes.Structure):
-    """`Inputs` of `native/part.h`."""
-
-    _fields_ = (("rows", ctypes.c_void_p * INPUTS), ("strides", ctypes.c_int64 * INPUTS))
+_Inputs = ctypes.c_int64 * (2 * INPUTS)
+"""`Inputs` of `native/part.h`: addresses, then strides."""
 
 
 class PackedPart:
@@ -63,37 +62,34 @@ class PackedPart:
         self.output_norm = _scale(output_norm)
         self.score = None if score is None else stored(score.weight.detach(), storage).float().flatten().contiguous()
         self.eps = output_norm.eps
+        self.widths = [norm.numel() for norm in self.input_norms]
+        self._library: Any = build.library()
         self.native = self._as_native()
 
     def _as_native(self) -> _Part | None:
         weights = [layer.weights for layer in (self.fuse, self.gate_up, self.down)]
-        if any(each is None for each in weights) or len(self.input_norms) > INPUTS:
+        if self._library is None or any(each is None for each in weights) or len(self.widths) > INPUTS:
             return None
         vectors = (self.fused_norm, self.output_norm, self.score)
         return _Part(
             *weights,
             (ctypes.c_void_p * INPUTS)(*(norm.data_ptr() for norm in self.input_norms)),
-            (ctypes.c_int64 * INPUTS)(*(norm.numel() for norm in self.input_norms)),
+            (ctypes.c_int64 * INPUTS)(*self.widths),
             *(None if vector is None else vector.data_ptr() for vector in vectors),
             self.eps,
         )
 
     def __call__(self, *inputs: Tensor) -> Tensor:
-        library = build.library()
-        if library is None or self.native is None:
+        if self.native is None:
             return self.stepwise(*inputs)
         rows = [_readable(x) for x in inputs]
-        if [x.shape[1] for x in rows] != [norm.numel() for norm in self.input_norms]:
-            raise ValueError(f"This part takes inputs of widths {[norm.numel() for norm in self.input_norms]}.")
+        if [x.shape[1] for x in rows] != self.widths:
+            raise ValueError(f"This part takes inputs of widths {self.widths}.")
+        none = [0] * (INPUTS - len(rows))
+        native = _Inputs(*[x.data_ptr() for x in rows], *none, *[x.stride(0) for x in rows])
         count = len(rows[0])
         out = torch.empty(count) if self.score is not None else torch.empty(count, self.down.out_features)
-        native = _Inputs(
-            (ctypes.c_void_p * INPUTS)(*(x.data_ptr() for x in rows)),
-            (ctypes.c_int64 * INPUTS)(*(x.stride(0) for x in rows)),
-        )
-        library.tah2_part_step(
-            ctypes.byref(self.native), ctypes.byref(native), count, out.data_ptr(), torch.get_num_threads()
-        )
+        self._library.tah2_part_step(ctypes.byref(self.native), native, count, out.data_ptr(), torch.get_num_threads())
         return out
 
     def stepwise(self, *inputs: Tensor) -> Tensor:

@@ -5,11 +5,21 @@ They serve every engine, so they use the kernels only where packed weights have 
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
 from tah2.engine.kernels import build
 from tah2.model.scoring import most_probable as stock_most_probable
+
+
+class Best(NamedTuple):
+    """Of each row: the most probable tokens and their fp32 probabilities `[m, k]`, descending; log sum exp `[m]`."""
+
+    tokens: Tensor
+    probabilities: Tensor
+    log_total: Tensor
 
 
 def largest(logits: Tensor, chosen: Tensor | None = None) -> Tensor:
@@ -20,13 +30,13 @@ def largest(logits: Tensor, chosen: Tensor | None = None) -> Tensor:
     library = build.loaded()
     if library is None or not _readable(logits):
         return (logits if chosen is None else logits[chosen]).argmax(-1)
-    chosen = _rows(logits, chosen)
-    index = torch.empty(len(chosen), dtype=torch.int64)
+    rows, chosen = _rows(logits, chosen)
+    index = torch.empty(rows, dtype=torch.int64)
     library.tah2_largest(
         logits.data_ptr(),
         logits.stride(0),
-        chosen.data_ptr(),
-        len(chosen),
+        None if chosen is None else chosen.data_ptr(),
+        rows,
         logits.shape[1],
         index.data_ptr(),
         torch.get_num_threads(),
@@ -34,32 +44,37 @@ def largest(logits: Tensor, chosen: Tensor | None = None) -> Tensor:
     return index
 
 
-def most_probable(logits: Tensor, top_k: int, chosen: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """The `top_k` most probable tokens of the rows `chosen` (long `[m]`, by default all) of logits `[n, V]`.
-
-    Ids and fp32 probabilities `[m, top_k]`, descending.
-    """
+def most_probable(logits: Tensor, top_k: int, chosen: Tensor | None = None) -> Best:
+    """The `top_k` most probable tokens of the rows `chosen` (long `[m]`, by default all) of logits `[n, V]`."""
     library = build.loaded()
     if library is None or not _readable(logits):
-        return stock_most_probable(logits if chosen is None else logits[chosen], top_k)
-    chosen = _rows(logits, chosen)
-    tokens, probabilities = torch.empty((len(chosen), top_k), dtype=torch.int64), torch.empty((len(chosen), top_k))
+        return reference_most_probable(logits if chosen is None else logits[chosen], top_k)
+    rows, chosen = _rows(logits, chosen)
+    shape = (rows, top_k)
+    best = Best(torch.empty(shape, dtype=torch.int64), torch.empty(shape), torch.empty(rows))
     library.tah2_most_probable(
         logits.data_ptr(),
         logits.stride(0),
-        chosen.data_ptr(),
-        len(chosen),
+        None if chosen is None else chosen.data_ptr(),
+        rows,
         logits.shape[1],
         top_k,
-        probabilities.data_ptr(),
-        tokens.data_ptr(),
+        best.probabilities.data_ptr(),
+        best.tokens.data_ptr(),
+        best.log_total.data_ptr(),
         torch.get_num_threads(),
     )
-    return tokens, probabilities
+    return best
 
 
-def _rows(logits: Tensor, chosen: Tensor | None) -> Tensor:
-    return torch.arange(len(logits)) if chosen is None else chosen.contiguous()
+def reference_most_probable(logits: Tensor, top_k: int) -> Best:
+    """The plain twin."""
+    return Best(*stock_most_probable(logits, top_k), logits.float().logsumexp(-1))
+
+
+def _rows(logits: Tensor, chosen: Tensor | None) -> tuple[int, Tensor | None]:
+    """How many rows, and which; None: all."""
+    return (len(logits), None) if chosen is None else (len(chosen), chosen.contiguous())
 
 
 def _readable(logits: Tensor) -> bool:

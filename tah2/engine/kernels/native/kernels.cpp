@@ -52,8 +52,8 @@ void tah2_blocks_step(const Block* blocks, int64_t count, const Pass* pass, cons
 }
 
 void tah2_most_probable(const float* logits, int64_t stride, const int64_t* chosen, int64_t rows, int64_t width,
-                        int64_t k, float* probability, int64_t* token, int64_t threads) {
-    most_probable_rows(logits, stride, chosen, rows, width, k, probability, token, (int)threads);
+                        int64_t k, float* probability, int64_t* token, float* log_total, int64_t threads) {
+    most_probable_rows(logits, stride, chosen, rows, width, k, probability, token, log_total, (int)threads);
 }
 
 void tah2_largest(const float* logits, int64_t stride, const int64_t* chosen, int64_t rows, int64_t width,
@@ -61,8 +61,9 @@ void tah2_largest(const float* logits, int64_t stride, const int64_t* chosen, in
     largest_rows(logits, stride, chosen, rows, width, index, (int)threads);
 }
 
-void tah2_mix(const Mixture* mixture, int64_t rows, int64_t width, float* out, int64_t threads) {
-    mix_rows(*mixture, rows, width, out, (int)threads);
+void tah2_mix(const float* const* logits, const float* const* shares, const float* share_plus, const float* before,
+              const float* after, int64_t rows, int64_t width, float* out, int64_t threads) {
+    mix_rows({logits, shares, share_plus, before, after}, rows, width, out, (int)threads);
 }
 
 void tah2_part_step(const Part* part, const Inputs* inputs, int64_t rows, float* out, int64_t threads) {

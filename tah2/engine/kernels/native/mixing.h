@@ -23,19 +23,21 @@ INLINE Vec log_of_sum(Vec a, Vec b) {
 
 struct Mixture {
     const float* const* logits;
-    const float* const* shares;   // of earlier depths, or null
-    const float *before, *after;  // [rows]
+    const float* const* shares;  // of earlier depths, or null
+    const float* share_plus;     // [rows]: what is to be added to each share
+    const float* before;         // [rows]
+    const float* after;          // [rows], or null
 };
 
-// out = log(e^share + e^(before + log_softmax(logits))) + after; without a share the second term alone.
-INLINE void mix_row(const float* logits, const float* share, float before, float after, int64_t width, float* out) {
+// out = log(e^(share + plus) + e^(before + log_softmax(logits))) + after; without a share the second term alone.
+INLINE void mix_row(const float* logits, const float* share, float plus, float before, float after, int64_t width, float* out) {
     const Blocks blocks(logits, width);
     Exponentials sum;
     for (int64_t b = 0; b < blocks.count; b++) sum.add(blocks[b], largest_of(tops_of(blocks[b])));
     const float offset = before - std::log(sum.total());
     const auto mixed = [&](const float* own, const float* earlier, float* to) {
         Vec v = (load(own) - sum.maximum) + offset;
-        if (earlier) v = log_of_sum(load(earlier), v);
+        if (earlier) v = log_of_sum(load(earlier) + plus, v);
         store(to, v + after);
     };
     int64_t i = 0;
@@ -49,9 +51,10 @@ INLINE void mix_row(const float* logits, const float* share, float before, float
     std::memcpy(out + i, last, bytes);
 }
 
-INLINE void mix_rows(const Mixture& mixture, int64_t rows, int64_t width, float* out, int threads) {
+INLINE void mix_rows(const Mixture mixture, int64_t rows, int64_t width, float* out, int threads) {
 #pragma omp parallel for num_threads(threads) if (threads > 1 && rows > 1)
     for (int64_t i = 0; i < rows; i++)
-        mix_row(mixture.logits[i], mixture.shares ? mixture.shares[i] : nullptr, mixture.before[i], mixture.after[i],
-                width, out + i * width);
+        mix_row(mixture.logits[i], mixture.shares ? mixture.shares[i] : nullptr,
+                mixture.shares ? mixture.share_plus[i] : 0, mixture.before[i], mixture.after ? mixture.after[i] : 0, width,
+                out + i * width);
 }

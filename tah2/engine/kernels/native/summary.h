@@ -58,11 +58,11 @@ INLINE int64_t largest(const float* row, int64_t width) {
     return lane < BLOCK ? where * BLOCK + lane : 0;
 }
 
-// Of the rows that `chosen` names.
+// Of the rows that `chosen` names; null: of all, in order.
 INLINE void largest_rows(const float* logits, int64_t stride, const int64_t* chosen, int64_t rows, int64_t width,
                          int64_t* index, int threads) {
 #pragma omp parallel for num_threads(threads) if (threads > 1 && rows > 1)
-    for (int64_t i = 0; i < rows; i++) index[i] = largest(logits + chosen[i] * stride, width);
+    for (int64_t i = 0; i < rows; i++) index[i] = largest(logits + (chosen ? chosen[i] : i) * stride, width);
 }
 
 // A number that falls as x grows; the largest of all where x is not a number.
@@ -104,7 +104,8 @@ INLINE void sort_words(std::vector<uint64_t>& words, std::vector<uint64_t>& spar
 
 // The k most probable tokens of a row, descending, the first of equals first. The maxima of groups (a lane of a block)
 // are found in passing; a bound that k of them reach is one that at least k logits reach and few others do.
-INLINE void most_probable(const float* row, int64_t width, int64_t k, float* probability, int64_t* token) {
+// Returns log sum exp.
+INLINE float most_probable(const float* row, int64_t width, int64_t k, float* probability, int64_t* token) {
     static thread_local std::vector<float> tops;
     static thread_local std::vector<uint64_t> found, spare;  // order of the logit, then its token, as one number
     const Blocks blocks(row, width);
@@ -136,16 +137,17 @@ INLINE void most_probable(const float* row, int64_t width, int64_t k, float* pro
         token[i] = (uint32_t)found[i];
         probability[i] = row[token[i]];
     }
-    const float scale = 1 / sum.total();
+    const float total = sum.total(), scale = 1 / total;
     int64_t i = 0;
     for (; i + WIDTH <= k; i += WIDTH) store(probability + i, exponential(load(probability + i) - sum.maximum) * scale);
     for (; i < k; i++) probability[i] = std::exp(probability[i] - sum.maximum) * scale;
+    return sum.maximum + std::log(total);
 }
 
-// Of the rows that `chosen` names.
+// Of the rows that `chosen` names; null: of all, in order.
 INLINE void most_probable_rows(const float* logits, int64_t stride, const int64_t* chosen, int64_t rows, int64_t width,
-                               int64_t k, float* probability, int64_t* token, int threads) {
+                               int64_t k, float* probability, int64_t* token, float* log_total, int threads) {
 #pragma omp parallel for num_threads(threads) if (threads > 1 && rows > 1)
     for (int64_t i = 0; i < rows; i++)
-        most_probable(logits + chosen[i] * stride, width, k, probability + i * k, token + i * k);
+        log_total[i] = most_probable(logits + (chosen ? chosen[i] : i) * stride, width, k, probability + i * k, token + i * k);
 }
