@@ -193,7 +193,7 @@ class OurStep:
     def _probe(self) -> Any:
         decoder, (batch,) = self.trainer.decoder, self.step.micro_batches
         context = Context(ObjectiveSection(), self.step.supervised_tokens, LoopSettings())
-        with gathered(decoder):
+        with gathered(decoder, self.trainer.compute_dtype):
             return self.trainer.scheme(decoder, batch.to(self.world.device), context)
 
     @torch.no_grad()

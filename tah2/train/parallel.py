@@ -16,7 +16,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from datetime import timedelta
 from types import TracebackType
@@ -32,6 +32,7 @@ from torch.distributed.tensor import DTensor
 from tah2.config.strict import ConfigError
 from tah2.model.loop import LoopedDecoder
 from tah2.objective.pooling import pool_sum
+from tah2.train.precision import computing_in
 
 TIMEOUT = timedelta(minutes=30)
 """How long a collective waits for a slower rank (rank 0 fits the updater's start and writes the model alone)."""
@@ -147,18 +148,16 @@ def shard(
 
     Parameters keep their dtype (fp32 masters), computation runs in `compute_dtype`, gradients are reduced in fp32.
     `reshard_after_forward` frees a block's gathered weights between its uses (less memory, more communication).
-    One process without a lower `compute_dtype` needs no sharding.
+    One process needs no sharding.
     """
+    if world.group is None:
+        return decoder.to(world.device)
     if compute_dtype == torch.float32:
         compute_dtype = None
-    if world.group is None:
-        if compute_dtype is None:
-            return decoder.to(world.device)
-        _group_of_one(world)
-    elif not hasattr(FSDPModule, "set_reduce_scatter_unused_params"):
+    if not hasattr(FSDPModule, "set_reduce_scatter_unused_params"):
         raise ConfigError(f"Training on several processes needs torch 2.13, not {torch.__version__}.")
     mesh = init_device_mesh(world.device.type, (world.world_size,), mesh_dim_names=("data",))
-    for tensor in [*decoder.parameters(), *decoder.buffers()] if world.world_size > 1 else []:
+    for tensor in [*decoder.parameters(), *decoder.buffers()]:
         tensor.data = tensor.data.to(world.device)
         dist.broadcast(tensor.data, 0, group=world.group)
     # Casting inputs would copy the reader and the settings; every float input of a block has the right dtype anyhow.
@@ -172,18 +171,10 @@ def shard(
     for unit in _units(decoder):
         unit.set_gradient_divide_factor(1.0)
         unit.set_force_sum_reduction_for_comms(True)
-        if world.world_size > 1:
-            unit.set_reduce_scatter_unused_params(True, recurse=False)
+        unit.set_reduce_scatter_unused_params(True, recurse=False)
     # A block returns its value heads as a view; nothing ever writes into them.
     warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
     return decoder
-
-
-def _group_of_one(world: World) -> None:
-    """FSDP2 is also how one GPU computes in bf16 on fp32 masters; its mesh needs a group, though it never talks."""
-    if not dist.is_initialized():
-        store = dist.HashStore()  # type: ignore[attr-defined]
-        dist.init_process_group(_BACKENDS[world.device.type], store=store, rank=0, world_size=1)
 
 
 def _units(decoder: nn.Module) -> list[FSDPModule]:
@@ -197,10 +188,16 @@ def settle(decoder: nn.Module) -> None:
 
 
 @contextmanager
-def gathered(decoder: nn.Module) -> Iterator[None]:
-    """Around one micro-batch, forward and backward, or a validation: `decoder.head_weight` is whole inside."""
-    if isinstance(decoder, FSDPModule):
-        decoder.unshard()
+def gathered(decoder: nn.Module, compute_dtype: torch.dtype | None = None) -> Iterator[None]:
+    """Around one micro-batch, forward and backward, or a validation: `decoder.head_weight` is whole inside.
+
+    One process computes in `compute_dtype` here; a sharded decoder in what `shard` was told.
+    """
+    if not isinstance(decoder, FSDPModule):
+        with nullcontext() if compute_dtype is None else computing_in(compute_dtype, decoder):
+            yield
+        return
+    decoder.unshard()
     try:
         yield
     finally:

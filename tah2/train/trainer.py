@@ -159,7 +159,7 @@ class Trainer:
             if self.compute_dtype is None:  # unreduced fp32 sums would meet bf16 gradients, which FSDP2 cannot join
                 accumulate(self.decoder, last=index == len(step.micro_batches) - 1)
             batch = batch.to(self.world.device)
-            with gathered(self.decoder):
+            with gathered(self.decoder, self.compute_dtype):
                 outcome = self.scheme(self.decoder, batch, self._context(step, batch, number))
                 outcome.run.store = LoopStore()  # no pass reads its keys and values any more
                 outcome.total.backward()
@@ -236,7 +236,7 @@ class Trainer:
     def _validate(self) -> dict[str, float]:
         if not self.validation:
             return {}
-        with gathered(self.decoder):
+        with gathered(self.decoder, self.compute_dtype):
             metrics = validate(
                 self.decoder, self.validation, self._loop_settings(), self.world.device, self.world.sum_tensor
             )
