@@ -22,7 +22,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from statistics import mean, median
+from statistics import linear_regression, mean, median
 from typing import Any
 
 import torch
@@ -83,10 +83,24 @@ class Plan:
     prefill: int
     yardstick: int
     """Numbers that the bandwidth's yardstick reads."""
+    square: int
+    """Rows and columns of the product that prefill's speed is compared with."""
+    contexts: tuple[int, ...]
+    """Prompts of the pocket model whose decoding shows how the cost grows."""
 
 
-FULL = Plan(5, "smollm2-135m", "qwen3-5m", 32, {1: 48, 4: 24, 8: 24, 16: 16}, 512, 64 << 20)
-QUICK = Plan(1, "qwen3-tiny", "qwen3-tiny", 8, {1: 4, 4: 4, 8: 4, 16: 4}, 24, 1 << 16)
+FULL = Plan(
+    rounds=5,
+    model="smollm2-135m",
+    pocket="qwen3-5m",
+    prompt=32,
+    each={1: 96, 4: 32, 8: 24, 16: 16},
+    prefill=512,
+    yardstick=64 << 20,
+    square=2048,
+    contexts=(256, 1024, 2048, 4096, 8192),
+)
+QUICK = Plan(1, "qwen3-tiny", "qwen3-tiny", 8, {1: 4, 4: 4, 8: 4, 16: 4}, 24, 1 << 16, 64, (16, 32, 48))
 
 
 def measure(plan: Plan, threads: int | None = None, say: Say = lambda line: None) -> dict[str, Any]:
@@ -110,6 +124,7 @@ def measure(plan: Plan, threads: int | None = None, say: Say = lambda line: None
             "lockstep": bench.lockstep(),
             "overhead": bench.overhead(pocket),
             "prefill": bench.prefill(),
+            "context": context_growth(pocket, plan, say),
             "llamacpp": bench.against_llamacpp(LLAMACPP_BATCHES),
         }
     ratios: dict[str, float | None] = {
@@ -272,10 +287,19 @@ class _Bench:
         self.say(f"prefill of {self.plan.prefill} tokens")
         ours, theirs = self.engines.standard(), TransformersPeer(self.models)
         (prompt,) = self.models.prompts(1, self.plan.prefill)
-        contenders = {"standard": lambda: prefill(ours, prompt), "transformers": lambda: theirs.prefill(prompt)}
+        square = torch.ones(self.plan.square, self.plan.square)
+        contenders: dict[str, Callable[[], object]] = {
+            "standard": lambda: prefill(ours, prompt),
+            "transformers": lambda: theirs.prefill(prompt),
+            "product": lambda: square @ square,
+        }
         timing = interleaved(contenders, self.plan.rounds, torch.device("cpu"))
+        product = 2 * self.plan.square**3 / timing.pop("product").best
+        weights = sum(weight.numel() for weight in self.models.standard.layers.parameters())
         return {
             "over_transformers": Ratio.of(timing["transformers"], timing["standard"]).plain(),
+            # What is left to win: layers' products alone, over a large square product of PyTorch's in the same rounds.
+            "share_of_product_speed": 2 * weights * len(prompt) / timing["standard"].best / product,
             "tokens_per_second": {name: len(prompt) / each.best for name, each in timing.items()},
             "rounds": {name: each.plain() for name, each in timing.items()},
         }
@@ -292,6 +316,33 @@ class _Bench:
             for name, run in runs.items():
                 timing[name].append(run.per_token)
         return _warm(timing), runs
+
+
+def context_growth(models: Models, plan: Plan, say: Say) -> dict[str, Any]:
+    """Seconds per token at several lengths of context, and how far they are from a line in the visible keys."""
+    each, found = plan.each[1], {}
+    engines = Engines(models, plan.contexts[-1] + 2 * each)
+    loops = {"standard": (engines.standard(), None), "tah2": (engines.tah2(2, wavefront=False), 0.0)}
+    for name, (engine, threshold) in loops.items():
+        say(f"{name} of {models.name} at contexts up to {plan.contexts[-1]}")
+        depth = 1 if threshold is None else 2
+        keys = [depth * (length + each / 2) for length in plan.contexts]
+        rounds = [
+            [decode(engine, models.prompts(1, length), each, threshold).per_token for length in plan.contexts]
+            for _ in range(1 + plan.rounds)
+        ]
+        seconds = [min(column) for column in zip(*rounds[1:], strict=True)]
+        slope, intercept = linear_regression(keys, seconds)
+        off = max(abs(slope * key + intercept - each) / each for key, each in zip(keys, seconds, strict=True))
+        found[name] = {
+            "prompts": plan.contexts,
+            "keys_at_the_deepest_pass": keys,
+            "seconds_per_token": seconds,
+            "seconds_per_thousand_keys": 1000 * slope,
+            "seconds_without_keys": intercept,
+            "farthest_from_the_line": off,
+        }
+    return found
 
 
 def greedy(engines: Engines, prompts: Ids, tokens: int) -> Ids:

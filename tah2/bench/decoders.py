@@ -48,9 +48,8 @@ class Uncertain(Gate):
 
     def forward(self, embedding: Tensor, state: Tensor, top_probabilities: Tensor | None) -> Tensor:
         assert top_probabilities is not None
-        largest = top_probabilities[:, 0].clamp(1e-6, 1 - 1e-6)
         learned: Tensor = self.decider(embedding, state, top_probabilities)
-        return (1 - largest).log() - largest.log() + 0.0 * learned
+        return torch.logit(1 - top_probabilities[:, 0], eps=1e-6).add_(learned, alpha=0.0)
 
     @staticmethod
     def continues(probability: Tensor, survival: Tensor, threshold: Tensor | float) -> Tensor:
