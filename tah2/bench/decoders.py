@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import gc
 import math
 import tempfile
@@ -209,11 +208,7 @@ class Engines:
 
     def _engine(self, decoder: LoopedDecoder, config: EngineConfig | None = None) -> Engine:
         assert isinstance(self._packed, ModelWeights)
-        weights = copy.copy(self._packed)
-        weights.decoder = decoder
-        if decoder.gate is None:
-            weights.reentry_part, weights.gate_part = decoder.reentry, None
-        return Engine(decoder, config or self.config, weights=weights)
+        return Engine(decoder, config or self.config, weights=self._packed.behind(decoder))
 
 
 @dataclass

@@ -7,8 +7,9 @@ GPU; `choose_weights` takes them where they help.
 
 from __future__ import annotations
 
+import copy
 from importlib.util import find_spec
-from typing import Protocol
+from typing import Protocol, Self
 
 from torch import Tensor
 from torch.nn import functional as F
@@ -58,6 +59,14 @@ class ModelWeights:
         self.paged: PagedAttention = PaddedAttention()
         self.reentry_part: Reentry = decoder.reentry
         self.gate_part: Gate | None = decoder.gate
+
+    def behind(self, decoder: LoopedDecoder) -> Self:
+        """The same weights for another loop over the same tensors, with the parts that it has."""
+        other = copy.copy(self)
+        other.decoder = decoder
+        if decoder.gate is None:
+            other.reentry_part, other.gate_part = decoder.reentry, None
+        return other
 
     def layers(self, x: Tensor, layers: range, cosine: Tensor, sine: Tensor, plan: PassPlan, pool_layer: int) -> Tensor:
         for offset, layer in enumerate(layers):

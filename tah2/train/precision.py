@@ -1,8 +1,9 @@
 """Lower precision in one process: computation in bf16, weights and gradients in fp32.
 
 Every parameter is cast once per micro-batch, and the copy stands in for it from forward until backward is over, so that
-recomputed blocks find it too. Gradients reach the parameter through the cast and add up in fp32. Several processes get
-the same from FSDP2 (see `parallel`), whose bookkeeping costs a process alone more than the casts do.
+recomputed blocks find it too. Its gradient, which passes sum up in `dtype`, reaches the parameter through the cast;
+micro-batches add up in fp32. Several processes get the same from FSDP2 (see `parallel`), whose bookkeeping
+costs a process alone more than the casts do.
 """
 
 from __future__ import annotations

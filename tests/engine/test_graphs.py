@@ -41,7 +41,7 @@ def test_passes_are_recorded_once_per_power_of_two():
         recorded.append(call)
         return call
 
-    weights = GraphedWeights(model("standard"), capture, plain_attention, fused=False)
+    weights = GraphedWeights(model("standard"), lambda: capture, plain_attention, fused=False)
     made = Engine(model("standard"), EngineConfig(kv_slots=4096, seed=0), weights=weights)
     asks = {str(n): Ask((n, 3), SamplingParams(temperature=0.0, max_tokens=4 + n)) for n in range(5)}
     run(made, asks)
@@ -51,12 +51,23 @@ def test_passes_are_recorded_once_per_power_of_two():
 
 def test_longer_slot_lists_are_recorded_anew():
     weights = GraphedWeights(model("tah2-2"), rerun, plain_attention, fused=False)
-    weights._slots = weights._room(16)
+    weights._begin(slots=16)
     made = Engine(model("tah2-2"), EngineConfig(kv_slots=4096, seed=0), weights=weights)
     outputs = run(made, ASKS)
     assert len(weights._slots) >= 32
     for name, ask in ASKS.items():
         same("tah2-2", ask, outputs[name])
+
+
+def test_an_engine_and_its_recordings_go_together():
+    whole = GraphedWeights(model("tah2-2"), rerun, plain_attention, fused=False)
+    first = Engine(model("tah2-2"), EngineConfig(kv_slots=4096, seed=0), weights=whole)
+    run(first, ASKS)
+    other = whole.behind(model("tah2-2"))
+    assert not other._replays
+    second = Engine(model("tah2-2"), EngineConfig(kv_slots=4096, seed=0), weights=other)
+    for name, output in run(second, ASKS).items():
+        same("tah2-2", ASKS[name], output)
 
 
 def test_rows_that_leave_are_filled_up_again():
@@ -67,7 +78,7 @@ def test_rows_that_leave_are_filled_up_again():
         return x + flag[:, None]
 
     three, one = torch.randn(3, 2), torch.randn(1, 2)
-    replay = Replay(function, 4, (three, torch.ones(3)), (0, -1), rerun)
+    replay = Replay(function, 4, (three, torch.ones(3)), (0, -1), rerun())
     torch.testing.assert_close(replay(three, torch.ones(3)), three + 1)
     first = replay(one, torch.ones(1))
     assert seen[-1].tolist() == [1, -1, -1, -1]

@@ -22,6 +22,18 @@ LEAST = 16
 
 def paged_attention(query: Tensor, key_pool: Tensor, value_pool: Tensor, slots: Tensor, offsets: Tensor) -> Tensor:
     """The compiled `PagedAttention`; a query that sees nothing gets zeros."""
+    with torch.cuda.device(query.device):  # where Triton launches
+        return _launch(query.contiguous(), key_pool, value_pool, slots, offsets)
+
+
+def try_kernels(device: torch.device) -> None:
+    """Compile and run them once; raises where they cannot."""
+    pool = torch.zeros(1, 1, LEAST, device=device)
+    index = torch.zeros(2, dtype=torch.long, device=device)
+    paged_attention(pool, pool, pool, index[:1], index)
+
+
+def _launch(query: Tensor, key_pool: Tensor, value_pool: Tensor, slots: Tensor, offsets: Tensor) -> Tensor:
     from triton import next_power_of_2
 
     from tah2.engine.cuda.kernels import attend, join
@@ -29,7 +41,6 @@ def paged_attention(query: Tensor, key_pool: Tensor, value_pool: Tensor, slots: 
     rows, heads, width = query.shape
     kv_heads = key_pool.shape[1]
     parts = _parts(rows * kv_heads, query.device)
-    query = query.contiguous()
     shape = (rows, heads, parts)
     summed = torch.empty((*shape, width), dtype=torch.float32, device=query.device)
     largest, weight = (torch.empty(shape, dtype=torch.float32, device=query.device) for _ in range(2))

@@ -8,14 +8,16 @@ fused by `torch.compile`.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Hashable
+from typing import Self
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from tah2.engine.cuda.attention import paged_attention
-from tah2.engine.cuda.replay import Capture, Graphs, Replay
+from tah2.engine.cuda.attention import paged_attention, try_kernels
+from tah2.engine.cuda.replay import Graphs, Recorder, Replay
 from tah2.engine.paged import PagedAttention, PassPlan
 from tah2.engine.weights import ModelWeights
 from tah2.model.decoder import Block
@@ -32,21 +34,38 @@ LISTED_SLOTS = 1 << 20
 class GraphedWeights(ModelWeights):
     """The model's modules, recorded; on a CPU, with `rerun` and the plain attention, their twin."""
 
-    def __init__(self, decoder: LoopedDecoder, capture: Capture, paged: PagedAttention, fused: bool) -> None:
+    def __init__(self, decoder: LoopedDecoder, recorder: Recorder, paged: PagedAttention, fused: bool) -> None:
         super().__init__(decoder)
         self.paged = paged
-        self._capture = capture
         self._before: Callable[..., tuple[Tensor, Tensor, Tensor]] = Block.before
         self._after: Callable[..., Tensor] = Block.after
         if fused:
             self._before = torch.compile(Block.before, dynamic=True)
             self._after = torch.compile(Block.after, dynamic=True)
+        self._recorder = recorder
+        self._begin(LISTED_SLOTS)
+
+    def _begin(self, slots: int) -> None:
+        """Nothing is recorded yet, and a pass may list so many slots."""
         self._replays: dict[Hashable, Replay] = {}
-        self._slots = self._room(LISTED_SLOTS)
+        self._capture = self._recorder()
+        self._slots = torch.zeros(slots, dtype=torch.long, device=self.decoder.embed_tokens.weight.device)
 
     @classmethod
-    def on_gpu(cls, decoder: LoopedDecoder) -> GraphedWeights:
-        return cls(decoder, Graphs().capture, paged_attention, fused=True)
+    def on_gpu(cls, decoder: LoopedDecoder) -> ModelWeights:
+        """Recorded passes, or the model's own modules where Triton cannot compile."""
+        device = decoder.embed_tokens.weight.device
+        try:
+            try_kernels(device)
+        except Exception as error:
+            warnings.warn(f"Decoding runs without CUDA graphs, because Triton cannot run here: {error}", stacklevel=2)
+            return ModelWeights(decoder)
+        return cls(decoder, lambda: Graphs(device).capture, paged_attention, fused=True)
+
+    def behind(self, decoder: LoopedDecoder) -> Self:
+        other = super().behind(decoder)
+        other._begin(LISTED_SLOTS)
+        return other
 
     def layers(self, x: Tensor, layers: range, cosine: Tensor, sine: Tensor, plan: PassPlan, pool_layer: int) -> Tensor:
         if plan.chunks or len(x) > MOST_ROWS:
@@ -64,7 +83,7 @@ class GraphedWeights(ModelWeights):
             return x
 
         inputs = (x, cosine, sine, plan.new_slots, plan.offsets[1:])
-        return self._replayed(("layers", id(pool), layers), run, inputs, (0, 0, 0, pool.spare, 0))
+        return self._replayed(("layers", pool, layers), run, inputs, (0, 0, 0, pool.spare, 0))
 
     def reenter(self, anchor: Tensor, state: Tensor, predicted: Predicted | None) -> Tensor:
         if isinstance(self.reentry_part, CarryOver):
@@ -102,9 +121,5 @@ class GraphedWeights(ModelWeights):
     def _list(self, slots: Tensor) -> None:
         """Put the pass's slot lists where recorded passes look for them."""
         if len(slots) > len(self._slots):
-            self._replays.clear()
-            self._slots = self._room(1 << (len(slots) - 1).bit_length())
+            self._begin(1 << (len(slots) - 1).bit_length())
         self._slots[: len(slots)].copy_(slots)
-
-    def _room(self, slots: int) -> Tensor:
-        return torch.zeros(slots, dtype=torch.long, device=self.decoder.embed_tokens.weight.device)

@@ -74,5 +74,5 @@ def join(summed, largest, weight, out, WIDTH: tl.constexpr, COLUMNS: tl.constexp
     at = (owner * PARTS + part)[:, None] * WIDTH + column[None, :]
     sums = tl.sum(tl.load(summed + at, mask=inside[None, :], other=0.0) * share[:, None], 0)
     total = tl.sum(tl.load(weight + owner * PARTS + part) * share, 0)
-    result = tl.where(total > 0, sums / total, 0.0)
+    result = tl.where(total == 0, 0.0, sums / total)
     tl.store(out + owner * WIDTH + column, result.to(out.dtype.element_ty), mask=inside)

@@ -1,6 +1,6 @@
 """A call on tensors of one shape that is recorded once and then replayed: one launch instead of hundreds.
 
-`rerun` is the plain twin of `Graphs.capture`: the same held inputs, and the call itself again.
+`rerun` is the plain twin of `Graphs`: the same held inputs, and the call itself again.
 """
 
 from __future__ import annotations
@@ -13,31 +13,35 @@ from torch import Tensor
 Call = Callable[[], Tensor]
 Capture = Callable[[Call], Call]
 """Takes a call without arguments, whose inputs are tensors that stay where they are; returns it recorded."""
+Recorder = Callable[[], Capture]
+"""Opens a place for recordings, which is closed when the last of them is gone."""
 
 WARM_UPS = 2
 """Calls before a recording: compilers compile and libraries make their handles in them."""
 
 
-def rerun(call: Call) -> Call:
-    return call
+def rerun() -> Capture:
+    return lambda call: call
 
 
 class Graphs:
-    """Recorded calls that share one memory: an output lasts until the next replay of any of them."""
+    """Recorded calls that share one stream and one memory: an output lasts until the next replay of any of them."""
 
-    def __init__(self) -> None:
-        self._memory = torch.cuda.graph_pool_handle()
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._stream, self._memory = torch.cuda.Stream(device), torch.cuda.graph_pool_handle()
 
     def capture(self, call: Call) -> Call:
-        current, beside = torch.cuda.current_stream(), torch.cuda.Stream()
-        beside.wait_stream(current)
-        with torch.cuda.stream(beside):
-            for _ in range(WARM_UPS):
-                call()
-        current.wait_stream(beside)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._memory, capture_error_mode="thread_local"):
-            out = call()
+        with torch.cuda.device(self._device):
+            current = torch.cuda.current_stream()
+            self._stream.wait_stream(current)
+            with torch.cuda.stream(self._stream):
+                for _ in range(WARM_UPS):
+                    call()
+            current.wait_stream(self._stream)
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, self._memory, self._stream, capture_error_mode="thread_local"):
+                out = call()
 
         def replay() -> Tensor:
             graph.replay()

@@ -55,7 +55,8 @@ INLINE int64_t largest(const float* row, int64_t width) {
         if (peak > maximum) maximum = peak, where = b;
     }
     const int64_t lane = std::find(blocks[where], blocks[where] + BLOCK, maximum) - blocks[where];
-    return lane < BLOCK ? where * BLOCK + lane : 0;
+    const int64_t at = where * BLOCK + lane;
+    return lane < BLOCK && at < width ? at : 0;  // 0 where nothing is a number
 }
 
 // Of the rows that `chosen` names; null: of all, in order.
