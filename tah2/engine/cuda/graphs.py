@@ -106,7 +106,7 @@ class GraphedWeights(ModelWeights):
         self,
         name: tuple[Hashable, ...],
         run: Callable[..., Tensor],
-        inputs: tuple[Tensor, ...],
+        inputs: Tensors,
         padding: tuple[int, ...],
     ) -> Tensor:
         """`run(*inputs)`, recorded when `name` is first called with about so many rows."""
