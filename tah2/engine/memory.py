@@ -27,7 +27,7 @@ def make_pools(decoder: LoopedDecoder, config: EngineConfig, max_model_len: int,
     """A gated loop may use as little as one entry per token, others always use them all."""
     slots = config.kv_slots
     if slots is None:
-        budget = memory_budget(config, weight.device)
+        budget = memory_budget(config, weight.device) - per_layer * (looped + once)  # the pools' spare slots
         most = config.max_num_seqs * max_model_len * decoder.ceiling()
         slots = team.least(min(int(budget // (per_layer * (looped + once * tokens_per_slot))), most))
     if slots < 1:

@@ -94,16 +94,16 @@ def on_one_of_two(rank: int, folder: Path) -> None:
 def estranged(rank: int, team: Team) -> dict[str, RequestOutput]:
     """Rank 1's gate and sampler say nonsense."""
     made = engine_of(model("tah2-4"), team)
-    sample = engine_module.sample
+    sample = engine_module.sample_rows
     if rank == 1:
         assert made.decoder.gate is not None
         for parameter in made.decoder.gate.parameters():
             parameter.data.normal_()
-        engine_module.sample = lambda mixed, draws, mixture: [0] * len(draws)
+        engine_module.sample_rows = lambda rows, draws, mixture: [0] * len(draws)
     try:
         return run(made, ASKS, ARRIVALS)
     finally:
-        engine_module.sample = sample
+        engine_module.sample_rows = sample
 
 
 def conducted(rank: int, team: Team) -> dict[str, RequestOutput]:
