@@ -39,7 +39,7 @@ def test_compiled_kernels_give_the_references_tokens(kind: str, wavefront_rows: 
 
 @pytest.mark.parametrize("kind", ["tah2-4", "huginn"])
 def test_packed_weights_without_kernels_give_the_references_tokens(kind: str, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(kernels.build, "library", lambda: None)
+    monkeypatch.setattr(kernels.build, "functions", lambda: None)
     made = engine(kind, max_batch_tokens=7)
     made.runner.weights = PackedWeights(model(kind))
     outputs = run(made, ASKS)

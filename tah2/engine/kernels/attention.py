@@ -88,7 +88,7 @@ def attend(query: Tensor, key_pool: Tensor, value_pool: Tensor, visible: Visible
 
     An entry's result depends neither on the other entries nor on the number of threads.
     """
-    library, pool = build.library(), pool_of(key_pool, value_pool)
+    library, pool = build.functions(), pool_of(key_pool, value_pool)
     if library is None or pool is None or query.device.type != "cpu":
         return reference_attend(query, key_pool, value_pool, visible, scale)
     entries, heads, width = query.shape

@@ -18,7 +18,7 @@ class Reader:
 
     def read(self) -> float:
         """The sum of all numbers, by torch.get_num_threads() threads."""
-        library = build.library()
+        library = build.functions()
         if library is None:
             return float(self.memory.sum())
         return float(library.tah2_read(self.memory.data_ptr(), self.memory.numel(), torch.get_num_threads()))

@@ -94,7 +94,7 @@ class PackedBlock:
 
     def __call__(self, hidden: Tensor, step: Step, key_pool: Tensor, value_pool: Tensor) -> Tensor:
         """hidden `[n, d]` -> the same tensor, one block further; keys and values go into the pools `[slots, G, D]`."""
-        library, pool = build.library(), pool_of(key_pool, value_pool)
+        library, pool = build.functions(), pool_of(key_pool, value_pool)
         if library is None or pool is None or self.native is None:
             return self.stepwise(hidden, step, key_pool, value_pool)
         if hidden.dtype != torch.float32 or not hidden.is_contiguous():
@@ -130,7 +130,7 @@ class PackedBlocks:
 
     def __call__(self, hidden: Tensor, layers: range, step: Step, keys: Tensor, values: Tensor, first: int) -> Tensor:
         """hidden `[n, d]` through `layers`; pools `[pool layers, slots, G, D]` serve them from layer `first` on."""
-        library = build.library()
+        library = build.functions()
         pool = pool_of(keys[first], values[first]) if layers else None
         if library is None or pool is None or self.natives is None or layers.step != 1:
             for offset, layer in enumerate(layers):

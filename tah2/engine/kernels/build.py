@@ -30,7 +30,7 @@ class Unavailable(Exception):
     """Why there are no kernels, for the log."""
 
 
-def library() -> ctypes.CDLL | None:
+def functions() -> ctypes.CDLL | None:
     """The compiled kernels, or None where they are off or cannot be had (logged once)."""
     if os.environ.get("TAH2_NO_KERNELS", "") not in ("", "0"):
         return None
@@ -39,12 +39,12 @@ def library() -> ctypes.CDLL | None:
 
 def loaded() -> ctypes.CDLL | None:
     """The compiled kernels if somebody has asked for them already; compiles nothing."""
-    return library() if _compiled.cache_info().currsize else None
+    return functions() if _compiled.cache_info().currsize else None
 
 
 def available() -> bool:
     """Do compiled kernels run here? Asking compiles them."""
-    return library() is not None
+    return functions() is not None
 
 
 @functools.cache

@@ -63,7 +63,7 @@ class PackedLinear:
         self.in_features = weight.shape[1]
         self.out_features = weight.shape[0] // 2 if swiglu else weight.shape[0]
         self.weights: Weights | None = None
-        library = build.library() if weight.device.type == "cpu" else None
+        library = build.functions() if weight.device.type == "cpu" else None
         if library is None:
             self.plain = (stored(weight, storage), bias)
             return

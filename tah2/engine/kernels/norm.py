@@ -11,7 +11,7 @@ from tah2.engine.kernels import build
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """x fp32 `[..., width]` -> x / rms(x) * weight, of the same shape."""
-    library = build.library()
+    library = build.functions()
     if library is None or x.device.type != "cpu":
         return reference_rms_norm(x, weight, eps)
     rows = x.reshape(-1, x.shape[-1])

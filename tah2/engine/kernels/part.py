@@ -63,7 +63,7 @@ class PackedPart:
         self.score = None if score is None else stored(score.weight.detach(), storage).float().flatten().contiguous()
         self.eps = output_norm.eps
         self.widths = [norm.numel() for norm in self.input_norms]
-        self._library: Any = build.library()
+        self._library: Any = build.functions()
         self.native = self._as_native()
 
     def _as_native(self) -> _Part | None:
