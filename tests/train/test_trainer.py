@@ -207,7 +207,7 @@ def test_bf16_on_a_cpu_is_warned_of_and_stays_close_to_fp32(out: Path, tmp_path:
 
 
 def test_a_bf16_run_goes_on_exactly_and_may_go_on_from_an_fp32_one(tmp_path: Path):
-    """One GPU computes in bf16 on sharded fp32 weights; checkpoints do not know how the weights were held."""
+    """Checkpoints hold fp32 weights, whatever the computation ran in."""
     whole, bf16, fp32 = {"budget": {"steps": 3}}, {"system": {"precision": "bf16"}}, {"system": {"precision": "fp32"}}
     train(config(tmp_path / "whole", whole, bf16))
     for first in (bf16, fp32):
